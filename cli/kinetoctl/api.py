@@ -348,7 +348,7 @@ class Capture:
         progress = Quiet()
         folder = bring(self._fleet, directory, progress, timeout_s=self._request.timeout_s)
         if folder is None:
-            raise NotFound(f"capture {self.id} has no file: {_why(self._fleet) or 'it has not ended'}")
+            raise NotFound(f"capture {self.id} has no files: {_why(self._fleet) or 'it has not ended'}")
         self._folder = folder
         made = merge_files(self._fleet, directory, progress) if merge else None
         return Files(
@@ -417,7 +417,7 @@ class AsyncCapture:
             error.add_note(f"the capture could not be cancelled: {problem}")
 
     def __repr__(self) -> str:
-        return repr(self._started) if self._started else "<AsyncCapture that has not been entered>"
+        return repr(self._started) if self._started else "<AsyncCapture: not entered>"
 
     @property
     def id(self) -> str:
@@ -572,7 +572,7 @@ def _check_begun(fleet: Fleet) -> None:
         return
     if len(fleet.members) == 1 and failed:
         raise failed[0]
-    raise Refused(f"{fleet.unmet or 'nothing began'}: {_why(fleet)}")
+    raise Refused(f"{fleet.unmet or 'no host started'}: {_why(fleet)}")
 
 
 def _why(fleet: Fleet) -> str:

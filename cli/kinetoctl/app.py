@@ -16,17 +16,17 @@ COMMANDS = {
     "export": ("export", "Write a trace in another format, or merge the traces of several ranks."),
     "memory": ("trace:memory", "Take a CUDA memory snapshot of running PyTorch processes and download it."),
     "ps": ("ps", "List processes that train or use a GPU, and whether they can be traced."),
-    "top": ("top", "Show the host, its GPUs and what trains or uses them, live."),
-    "stacks": ("stacks", "Show where each rank of a job stands, and which one the others wait for."),
+    "top": ("top", "Show the host, its GPUs and the processes that train or use a GPU, live."),
+    "stacks": ("stacks", "Show where each rank of a job is, and which one the others are waiting for."),
     "counters": ("counters", "Sample the hardware counters of whole GPUs, without touching a process."),
     "doctor": ("doctor", "Check whether a process can be traced, and if not, what to do about it."),
-    "explain": ("doctor:explain", "Explain a reason code of a verdict or an error: what it means and what to do."),
+    "explain": ("doctor:explain", "Explain the reason code of a verdict or an error: what it means and what to do."),
     "captures": ("captures", "List, show, fetch, cancel, pin, verify and delete captures."),
     "run": ("run", "Start a command whose Python processes can be traced."),
     "demo": ("demo", "Try it all out: a daemon, a training process, a trace of it and a report."),
     "host": ("host", "Show the daemon's host: versions, GPUs, store, limits and checks."),
     "plugin": ("plugin", "Write, check and list plug-ins for accelerators."),
-    "migrate": ("migrate", "Write kinetod's configuration from that of another profiler's daemon."),
+    "migrate": ("migrate", "Convert the configuration of another profiler's daemon into one for kinetod."),
     "version": ("version", "Show the versions of kinetoctl and, if it can be reached, of the daemon."),
     "completion": ("version:completion", "Print the completion script for a shell."),
 }
@@ -62,11 +62,11 @@ def cli() -> None:
     """Trace running training processes on demand and analyse the traces.
 
     \b
-    kinetoctl ps                                list what trains or uses a GPU
+    kinetoctl ps                                list the processes that train or use a GPU
     kinetoctl trace 1234 --report               trace a process, and see where its time goes
     kinetoctl memory 1234                       take a snapshot of its CUDA memory
     kinetoctl doctor 1234                       find out why it cannot be traced
-    kinetoctl stacks --rank all                 it stands still: find out where each rank is
+    kinetoctl stacks --rank all                 if it hangs: find out where each rank is
     kinetoctl report trace.json.gz              see where the time goes, and what to change
 
     Results go to stdout; progress and messages go to stderr.

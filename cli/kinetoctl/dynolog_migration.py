@@ -62,14 +62,14 @@ class DynologFlag:
     secret: bool = False
 
 
-_SCRAPE = "nothing is pushed; let an OpenTelemetry collector or a Prometheus agent scrape metrics.listen"
-_META = "of an endpoint inside Meta; scrape metrics.listen instead"
-_DCGM = "DCGM is not asked; NVML and the kernel's drivers give what docs/metrics.md lists"
-_FIELDS = "the lines have all that is known of a GPU, its profiling fields (1001 to 1012) from Hopper on"
-_TPU = "kinetod knows no TPUs"
-_PERF = "the counters of the CPUs are not read: mips and mega_cycles_per_second are missing"
-_LIBRARY = "of the libraries that Dynolog is built with"
-_LOG = "server.log_level is what kinetod logs, to standard error or the journal"
+_SCRAPE = "kinetod pushes nothing; let an OpenTelemetry collector or a Prometheus agent scrape metrics.listen"
+_META = "for an endpoint inside Meta; scrape metrics.listen instead"
+_DCGM = "DCGM is not used; NVML and the kernel's drivers provide what docs/metrics.md lists"
+_FIELDS = "the lines have everything known about a GPU; the profiling fields (1001 to 1012) need Hopper or later"
+_TPU = "kinetod does not support TPUs"
+_PERF = "CPU counters are not read: mips and mega_cycles_per_second are missing"
+_LIBRARY = "a flag of a library that Dynolog is built with"
+_LOG = "kinetod logs to standard error or the journal; server.log_level sets how much"
 
 
 def _flags() -> Iterator[DynologFlag]:
@@ -87,14 +87,14 @@ def _flags() -> Iterator[DynologFlag]:
     # By hand: a flag is a line, or two with its place.
     # fmt: off
     yield flag("port", number, "1778", close,
-               "on loopback only: nobody is authenticated here; dynolog.allow_remote allows other addresses",
+               "on loopback only, as callers are not authenticated; dynolog.allow_remote allows other addresses",
                "dynolog.rpc")
     yield flag("enable_ipc_monitor", switch, "false", same, "", "dynolog.ipc")
     yield flag("use_prometheus", switch, "false", same, "", "metrics.listen", "metrics.compat")
     yield flag("prometheus_address", text, "127.0.0.1", same, "", "metrics.listen", needs="use_prometheus")
     yield flag("prometheus_port", number, "8080", same, "", "metrics.listen", needs="use_prometheus")
     yield flag("use_JSON", switch, "false", same,
-               "the lines go to kinetod's log; metrics.json_log may name a file", "metrics.json_log")
+               "the lines go to kinetod's log; metrics.json_log can name a file instead", "metrics.json_log")
     yield flag("kernel_monitor_reporting_interval_s", number, "60", same, "", "metrics.host_interval")
     yield flag("enable_gpu_monitor", switch, "false", close, _DCGM, "metrics.gpu_interval")
     yield flag("dcgm_reporting_interval_s", number, "10", same, "", "metrics.gpu_interval", needs="enable_gpu_monitor")
@@ -102,18 +102,18 @@ def _flags() -> Iterator[DynologFlag]:
     yield flag("allow_interface_prefixes", text, "eno,ens,enp,enx,eth", same, "", "metrics.interfaces",
                needs="filter_nic_interfaces")
     yield flag("enable_pod_resources_attribution", switch, "false", same,
-               "with an attach helper, kubelet_socket in its attach.toml says where", "kubernetes.pod_resources")
+               "with an attach helper, also set kubelet_socket in its attach.toml", "kubernetes.pod_resources")
     yield flag("pod_resources_socket", text, "/var/lib/kubelet/pod-resources/kubelet.sock", same, "",
                "kubernetes.kubelet_socket", needs="enable_pod_resources_attribution")
     yield flag("pod_resources_gpu_resource", text, "nvidia.com/gpu", none,
-               "every resource whose devices are GPUs counts", needs="enable_pod_resources_attribution")
+               "all resources whose devices are GPUs are considered", needs="enable_pod_resources_attribution")
     yield flag("pod_resources_tpu_resource", text, "google.com/tpu", none, _TPU, needs="enable_tpu_monitor")
     yield flag("enable_env_var_attribution", switch, "true", close,
                "user and job come from the kernel and metrics.gpu_jobs_dir, Slurm's account and partition from the "
-               "environment where kinetod may read it",
+               "environment, if kinetod is allowed to read it",
                needs="enable_gpu_monitor")
     yield flag("env_attribution_mappings_file", text, "", none,
-               "no other variables are read; metrics.gpu_jobs_dir names the jobs", needs="enable_gpu_monitor")
+               "no other variables are read; jobs come from metrics.gpu_jobs_dir", needs="enable_gpu_monitor")
     yield flag("dcgm_fields", text, "50,100,155,204,1001,1002,1003,1004,1005,1006,1007,1008,1009,1010,1011,1012", none,
                _FIELDS, needs="enable_gpu_monitor")
     for name, kind, default in (
@@ -197,7 +197,7 @@ VARIABLES = {  # of Dynolog's environment, and what becomes of them
     SOCKET_DIR_VARIABLE: (FlagOutcome.SAME, "dynolog.socket_dirs", ""),
     "OTEL_EXPORTER_OTLP_ENDPOINT": (FlagOutcome.NO_COUNTERPART, "", _SCRAPE),
     "OTEL_SERVICE_NAME": (FlagOutcome.NO_COUNTERPART, "", _SCRAPE),
-    "K8S_NODE_NAME": (FlagOutcome.NO_COUNTERPART, "", "only access.kubernetes needs a name: kubernetes.node_name"),
+    "K8S_NODE_NAME": (FlagOutcome.NO_COUNTERPART, "", "only access.kubernetes needs it: set kubernetes.node_name"),
 }
 UNIT_SETTINGS = {  # of a unit, and why they are not taken over
     "User": "kinetod.service runs as the user kineto, with an attach helper for other users' processes",
@@ -205,8 +205,8 @@ UNIT_SETTINGS = {  # of a unit, and why they are not taken over
     "CPUQuota": "kinetod.service has its own limits: `systemctl edit kinetod` changes them",
     "MemoryMax": "kinetod.service has its own limits: `systemctl edit kinetod` changes them",
     "MemoryLimit": "kinetod.service has its own limits: `systemctl edit kinetod` changes them",
-    "StandardOutput": "kinetod logs to the journal; metrics.json_log may name a file for the lines of metrics",
-    "StandardError": "kinetod logs to the journal; metrics.json_log may name a file for the lines of metrics",
+    "StandardOutput": "kinetod logs to the journal; metrics.json_log can name a file for the metrics",
+    "StandardError": "kinetod logs to the journal; metrics.json_log can name a file for the metrics",
 }
 
 
@@ -222,7 +222,7 @@ _NAME = re.compile(r"[\w.]*")
 _INT32 = range(-(2**31), 2**31)
 _ALWAYS_TOLD = ("enable_ipc_monitor", "port")  # whether tracing works at all
 _HIDDEN = "(not shown)"
-_OTHERS_MAY_SCRAPE = "other hosts can reach it, as they could reach Dynolog's"
+_OTHERS_MAY_SCRAPE = "other hosts can scrape it, as they could scrape Dynolog"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +276,7 @@ class _Values:
 def _problem(flag: DynologFlag, value: str | None) -> str:
     """Why gflags would not take the value; "" if it would."""
     if value is None:
-        return "has no value; Dynolog does not start with it on the command line, and ignores it in a flag file"
+        return "has no value; on the command line it keeps Dynolog from starting, in a flag file Dynolog ignores it"
     if flag.kind is FlagKind.SWITCH and value.lower() not in _TRUE + _FALSE:
         return f"{value!r:.80} is neither true nor false"
     if flag.kind is FlagKind.NUMBER:
@@ -285,7 +285,7 @@ def _problem(flag: DynologFlag, value: str | None) -> str:
         except ValueError:
             fits = False
         if not fits:
-            return f"{value!r:.80} is not a whole number of 32 bits"
+            return f"{value!r:.80} is not a 32-bit integer"
     return ""
 
 
@@ -328,7 +328,7 @@ def _became(flag: GivenFlag, values: _Values, notes: _Notes) -> Became:
     if problem := values.problems.get(flag.name):
         outcome, note, keys = FlagOutcome.NO_EFFECT, problem, ()
     elif known.needs and not values.on(known.needs):
-        outcome, note, keys = FlagOutcome.NO_EFFECT, f"nor in Dynolog without --{known.needs}", ()
+        outcome, note, keys = FlagOutcome.NO_EFFECT, f"Dynolog ignores it too without --{known.needs}", ()
     elif flag.name in notes:
         outcome, note = notes[flag.name]
     elif known.kind is FlagKind.SWITCH and not values.on(flag.name) and known.default == "false":
@@ -342,13 +342,13 @@ def _ignored(flag: GivenFlag) -> Became:
     outcome = FlagOutcome.NO_EFFECT
     if flag.programs:
         above = flag.programs.partition("=")[0]  # a flag without dashes, perhaps, and its value a secret
-        note = f"nor in Dynolog: the line without dashes above it, {above!r:.60}, names other programs that it is for"
+        note = f"Dynolog ignores it too: the line without dashes above it, {above!r:.60}, limits it to other programs"
     elif name == flag.name or name not in FLAGS:
         outcome, note = FlagOutcome.UNKNOWN, "Dynolog has no such flag"
     elif flag.name.strip() == name:
-        note = "nor in Dynolog, because of the blanks behind its name"
+        note = "Dynolog ignores it too, because of the blanks after its name"
     else:
-        note = "nor in Dynolog: in a flag file the value follows an equals sign, and nothing follows a switch"
+        note = "Dynolog ignores it too: in a flag file, a value must follow an equals sign and a switch stands alone"
     shown = name if name in FLAGS else _NAME.match(name)[0]  # type: ignore[index]  # it matches everything
     return Became(subject=f"--{shown}", outcome=outcome, note=note, where=flag.where)
 
@@ -373,7 +373,7 @@ def _doors(values: _Values, environ: Mapping[str, str], notes: _Notes) -> dict[s
         settings["dynolog.rpc"] = f"127.0.0.1:{port}"
     else:
         settings["dynolog.rpc"] = ""
-        notes["port"] = FlagOutcome.NO_COUNTERPART, "not a fixed port: name one in dynolog.rpc if clients know it"
+        notes["port"] = FlagOutcome.NO_COUNTERPART, "not a fixed port; if clients need one, set dynolog.rpc"
     return settings
 
 
@@ -394,19 +394,22 @@ def _metrics(values: _Values, notes: _Notes) -> dict[str, Setting]:
         if lines:
             settings["metrics.gpu_interval"] = _interval("dcgm_reporting_interval_s", values, notes)
         else:
-            where = "of the GPUs is on /metrics at each scrape, as kineto_gpu_…"
+            where = "at each scrape, as kineto_gpu_…"
             if not page:
                 where += "; set metrics.listen"
             notes["enable_gpu_monitor"] = (
                 FlagOutcome.APPROXIMATED,
-                f"{FLAGS['enable_gpu_monitor'].note}; what is known {where}",
+                f"{FLAGS['enable_gpu_monitor'].note}; /metrics has the values of the GPUs {where}",
             )
-            notes["dcgm_reporting_interval_s"] = FlagOutcome.NO_COUNTERPART, "the interval of the scrapes counts"
+            notes["dcgm_reporting_interval_s"] = FlagOutcome.NO_COUNTERPART, "the scrape interval applies instead"
     if values.on("filter_nic_interfaces"):
         prefixes = [prefix for prefix in values.text("allow_interface_prefixes").split(",") if prefix]
         settings["metrics.interfaces"] = prefixes
         if not prefixes:
-            notes["allow_interface_prefixes"] = FlagOutcome.APPROXIMATED, "all interfaces; Dynolog then has none"
+            notes["allow_interface_prefixes"] = (
+                FlagOutcome.APPROXIMATED,
+                "kinetod then reports all interfaces, Dynolog none",
+            )
     return settings
 
 
@@ -419,11 +422,11 @@ def _page(values: _Values, notes: _Notes) -> dict[str, Setting]:
     except ValueError:
         address = ipaddress.ip_address("127.0.0.1")
         notes["prometheus_address"] = (
-            FlagOutcome.APPROXIMATED, "not an IP address: write one of this host into metrics.listen; now loopback"
+            FlagOutcome.APPROXIMATED, "not an IP address: replaced by loopback; set one of this host in metrics.listen"
         )  # fmt: skip
     if not 0 < port <= _MAX_PORT:
         port = int(FLAGS["prometheus_port"].default)
-        notes["prometheus_port"] = FlagOutcome.APPROXIMATED, f"no port that a scraper can know; {port} in its place"
+        notes["prometheus_port"] = FlagOutcome.APPROXIMATED, f"not a port that a scraper can use; replaced by {port}"
     shown = f"[{address}]" if address.version == 6 else str(address)
     settings["metrics.listen"] = f"{shown}:{port}"
     if not address.is_loopback:
@@ -462,21 +465,22 @@ _WIDTH = 100
 _MODE = 0o644  # nothing in it is secret, and the service's own user must read it
 _PREFIX = "KINETOD_"  # of variables that would take precedence over the file
 _HEAD = """\
-kinetod's configuration, made of Dynolog's by `kinetoctl migrate dynolog`. What is not here has kinetod's default: \
-`kinetod --print-default-config` shows all settings. Look through it, then put it at /etc/kinetod/config.toml.
+kinetod's configuration, converted from Dynolog's by `kinetoctl migrate dynolog`. Settings that are not here have \
+kinetod's defaults; `kinetod --print-default-config` shows all settings. Review this file, then install it as \
+/etc/kinetod/config.toml.
 """
 _DOORS = """\
-dynolog.log_roots names the folders below which `dyno --log-file` may have traces written; without it they are in the \
-store only, where `kinetoctl captures fetch` finds them. The installed service also needs these folders in `roots` of \
-/etc/kinetod/writer.toml and in ReadWritePaths= (`systemctl edit kinetod-writer.service`), and its writer enabled: \
-`systemctl enable --now kinetod-writer.socket` (docs/dyno.md). dynolog.tracing says who records: kinetod's agent, or \
-the process's own libkineto ("kineto"). Both daemons on one host: docs/dynolog.md.
+dynolog.log_roots names the folders below which `dyno --log-file` is allowed to write traces; without it, traces are \
+in the store only (`kinetoctl captures fetch` downloads them). The installed service also needs these folders in \
+`roots` of /etc/kinetod/writer.toml and in ReadWritePaths= (`systemctl edit kinetod-writer.service`), and its writer \
+enabled: `systemctl enable --now kinetod-writer.socket` (docs/dyno.md). dynolog.tracing sets who records: kinetod's \
+agent, or the process's own libkineto ("kineto"). To run both daemons on one host, see docs/dynolog.md.
 """
 
 
 def config_text(found: Migrated, sources: Sequence[Path]) -> str:
     """The file: each setting below the flags that decide it, and what has no setting at the end."""
-    lines = [*_comment(_HEAD), *_comment(f"Made of: {', '.join(map(str, sources))}" if sources else "")]
+    lines = [*_comment(_HEAD), *_comment(f"Converted from: {', '.join(map(str, sources))}" if sources else "")]
     section = ""
     told: list[Became] = []
     for name, value in found.settings.items():
@@ -522,7 +526,7 @@ def write_text(text: str, path: Path, *, replace: bool, command: Sequence[str] =
     """
     if os.path.lexists(path):
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise NotWritten(f"{path} is no regular file, and stays; name another one, or for stdout none")
+            raise NotWritten(f"{path} is not a regular file; name another file, or leave out --output to use stdout")
         if not replace:
             raise _exists(path)
     check_text(text, command)
@@ -557,7 +561,7 @@ def _take_name(scratch: Path, path: Path) -> None:
 
 
 def _exists(path: Path) -> NotWritten:
-    return NotWritten(f"{path} exists already; --replace writes over it")
+    return NotWritten(f"{path} already exists; use --replace to overwrite it")
 
 
 def _check(path: Path, command: Sequence[str]) -> None:
@@ -568,7 +572,7 @@ def _check(path: Path, command: Sequence[str]) -> None:
             check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise NotMigrated(f"kinetod cannot be asked whether it takes the configuration: {exc}") from exc
+        raise NotMigrated(f"could not run kinetod to check the configuration: {exc}") from exc
     if done.returncode:
         said = done.stderr.replace(str(path), "configuration").strip()
-        raise NotMigrated(f"kinetod does not take the configuration:\n{said}")
+        raise NotMigrated(f"kinetod does not accept the configuration:\n{said}")

@@ -27,6 +27,7 @@
     ├── NotMigrated              5    another daemon's files cannot be read, or kinetod would not take the result
     ├── Denied                   6    the caller's rights
     │   ├── KubeDenied           6    the caller's rights in Kubernetes
+    │   ├── NeedsRoot            6    the caller's rights on this machine
     │   └── UntrustedSocket      6    somebody else may be listening, so nothing was sent
     ├── Unreachable              7    no daemon answers
     │   ├── TimedOut             7    the daemon did not answer in time
@@ -75,7 +76,7 @@ class UsageProblem(CliError):
     """The request is invalid."""
 
     exit_code = ExitCode.USAGE
-    help_text = "`kinetoctl COMMAND --help` lists the options of a command and what they take."
+    help_text = "`kinetoctl COMMAND --help` lists the options of a command and the values that they accept."
 
 
 class WrongAnalysis(CliError):
@@ -84,7 +85,7 @@ class WrongAnalysis(CliError):
     exit_code = ExitCode.USAGE
     help_text = (
         "`kinetoctl report --list` lists the views, `kinetoctl report --describe` their options and columns,\n"
-        "`kinetoctl query --schema` the tables of SQL, and `kinetoctl export --help` the formats."
+        "`kinetoctl query --schema` the SQL tables, and `kinetoctl export --help` the formats."
     )
 
 
@@ -104,13 +105,13 @@ class NoSuchTrace(NotFound):
 class NoSuchJob(NotFound):
     """Slurm knows no such job, task or step, or it has no processes left."""
 
-    help_text = "`squeue --me` lists your jobs, `squeue --steps --jobs=JOB` the steps of one."
+    help_text = "`squeue --me` lists your jobs, `squeue --steps --jobs=JOB` the steps of a job."
 
 
 class NoSuchPod(NotFound):
     """Kubernetes has no such pod."""
 
-    help_text = "`kubectl -n NAMESPACE get pods --show-labels` lists them."
+    help_text = "`kubectl -n NAMESPACE get pods --show-labels` lists the pods."
 
 
 class Refused(CliError):
@@ -123,25 +124,25 @@ class Refused(CliError):
 class Unsupported(Refused):
     """The daemon does not know this call."""
 
-    help_text = "`kinetoctl version` shows both versions; use a kinetoctl of the daemon's version."
+    help_text = "`kinetoctl version` shows both versions; use a kinetoctl of the same version as the daemon."
 
 
 class ConditionNotMet(Refused):
     """No GPU of the processes met a condition in time, or can meet it."""
 
-    help_text = "`kinetoctl top` shows what the GPUs do, `kinetoctl top --once -o json` all their figures."
+    help_text = "`kinetoctl top` shows what the GPUs are doing, `kinetoctl top --once -o json` all their values."
 
 
 class JobNotRunning(Refused):
     """A Slurm job has no processes yet, or they are suspended."""
 
-    help_text = "`squeue --me` shows the state of your jobs; trace the job once it runs."
+    help_text = "`squeue --me` shows the state of your jobs; trace the job once it is running."
 
 
 class PodNotRunning(Refused):
     """The pod has not started, or has ended."""
 
-    help_text = "`kubectl -n NAMESPACE get pods --watch` shows when it runs."
+    help_text = "`kubectl -n NAMESPACE get pods --watch` shows when the pod is running."
 
 
 class DownloadFailed(CliError):
@@ -167,7 +168,7 @@ class TraceUnreadable(CliError):
     exit_code = ExitCode.FAILED
     help_text = (
         "A trace is a .json, .json.gz or .pftrace file, or a folder of columns. `kinetoctl captures verify ID` checks\n"
-        "the one that the daemon keeps, and `kinetoctl captures fetch ID` downloads it again."
+        "the daemon's copy, and `kinetoctl captures fetch ID` downloads it again."
     )
 
 
@@ -176,8 +177,8 @@ class NotComparable(CliError):
 
     exit_code = ExitCode.FAILED
     help_text = (
-        "Both traces need two whole steps, or more if they vary: `kinetoctl trace --iterations 50` records that many.\n"
-        "A larger limit can be judged with fewer."
+        "Both traces need at least two complete steps, and more if the steps vary: record them with\n"
+        "`kinetoctl trace --iterations 50`. A larger limit needs fewer steps."
     )
 
 
@@ -185,15 +186,15 @@ class NotWritten(CliError):
     """A result could not be written on this machine."""
 
     exit_code = ExitCode.FAILED
-    help_text = "Look at its folder with `ls -ld` and `df -h`, or name another place."
+    help_text = "Check the folder with `ls -ld` and `df -h`, or choose another one."
 
 
 class ProjectExists(NotWritten):
-    """The folder of a new plug-in's project exists already."""
+    """The folder of a new plug-in's project already exists."""
 
     help_text = (
-        "Give the plug-in another name, or choose another --output-dir. `kinetoctl plugin check FOLDER` says whether\n"
-        "kinetod would take the plug-in that is there."
+        "Give the plug-in another name, or choose another --output-dir. `kinetoctl plugin check FOLDER` shows\n"
+        "whether kinetod would accept the plug-in in the existing folder."
     )
 
 
@@ -209,7 +210,7 @@ class KubeFailed(CliError):
 
     exit_code = ExitCode.FAILED
     help_text = (
-        "`kubectl version` shows whether the API server answers; --kubeconfig and --kube-context name another one."
+        "`kubectl version` shows whether the API server answers; --kubeconfig and --kube-context select another one."
     )
 
 
@@ -217,9 +218,7 @@ class ChildFailed(CliError):
     """A process that the command started for itself failed: a daemon of its own, or what the demo runs."""
 
     exit_code = ExitCode.FAILED
-    help_text = (
-        "The lines above are the end of its log. If `kinetod` runs in another terminal, the command uses that daemon."
-    )
+    help_text = "The lines above are the end of its log. If `kinetod` is already running, the command uses that daemon."
 
 
 class PluginRefused(CliError):
@@ -227,7 +226,7 @@ class PluginRefused(CliError):
 
     exit_code = ExitCode.FAILED
     help_text = (
-        "docs/plugins.md says what each member of a plug-in means; `kinetoctl plugin list` shows the installed ones."
+        "docs/plugins.md explains each member of a plug-in; `kinetoctl plugin list` shows the installed plug-ins."
     )
 
 
@@ -236,8 +235,8 @@ class NotInstalled(CliError):
 
     exit_code = ExitCode.FAILED
     help_text = (
-        "Completed steps stay in effect; run the same command again, like `kinetoctl host install`, to continue from\n"
-        "here."
+        "Completed steps stay in effect; to continue from here, run the same command again, for example\n"
+        "`kinetoctl host install`."
     )
 
 
@@ -246,8 +245,8 @@ class NotMigrated(CliError):
 
     exit_code = ExitCode.FAILED
     help_text = (
-        "Nothing was written. --flags and --unit name the files to read; copies from another host do, too.\n"
-        "docs/dynolog.md has the settings that belong to each flag, to write them by hand."
+        "Nothing was written. --flags and --unit name the files to read, which may be copies from another host.\n"
+        "To write the configuration by hand, see docs/dynolog.md for the settings that correspond to each flag."
     )
 
 
@@ -256,9 +255,18 @@ class Denied(CliError):
 
     exit_code = ExitCode.DENIED
     help_text = (
-        "You may trace processes of your own user, which `kinetoctl ps --all` lists; an administrator of the daemon\n"
-        "may trace all processes."
+        "You are allowed to trace your own processes, which `kinetoctl ps --all` lists; an administrator of the\n"
+        "daemon is allowed to trace all processes."
     )
+
+
+class NeedsRoot(Denied):
+    """The kernel lets only root trace the process. command: the caller's."""
+
+    help_text = ""
+
+    def __init__(self, error: Denied, command: str) -> None:
+        super().__init__(f"{error}\nRoot can trace it: {command}", reason_code=error.reason_code)
 
 
 class KubeDenied(Denied):
@@ -266,7 +274,7 @@ class KubeDenied(Denied):
 
     help_text = (
         "Tracing a pod needs get (or list) pods and create pods/exec in its namespace, and the Role kinetod-client in\n"
-        "kinetod's namespace (an administrator binds it). `kubectl auth can-i` shows what you may do."
+        "kinetod's namespace (an administrator binds it). `kubectl auth can-i` shows what you are allowed to do."
     )
 
 
@@ -274,9 +282,9 @@ class UntrustedSocket(Denied):
     """Another user may listen at the address, so nothing was sent there."""
 
     help_text = (
-        "kinetoctl only connects to daemons of root, of your own user, or of the user who owns their folder in /run,\n"
-        "and only if no other user can put a socket there, that is, if only the owner can write to the folder.\n"
-        "--address names another daemon."
+        "kinetoctl only connects to daemons that run as root, as you, or as the user who owns the socket's folder in\n"
+        "/run, and only if no other user can put a socket there, that is, if only the owner can write to the folder.\n"
+        "Use --address to name another daemon."
     )
 
 
@@ -295,7 +303,7 @@ class NoKinetod(Unreachable):
 
     help_text = (
         "kinetod runs on nodes as a DaemonSet, in the namespace kineto unless --kinetod-namespace names another;\n"
-        "`kubectl get daemonsets --all-namespaces` finds it."
+        "`kubectl get daemonsets --all-namespaces` shows where it is."
     )
 
 
@@ -329,7 +337,7 @@ class NotExecutable(CliError):
 
     exit_code = ExitCode.NOT_EXECUTABLE
     help_text = (
-        "`ls -l` shows whether the file may be executed, `chmod +x` allows it; a script begins with `#!` and the\n"
+        "`ls -l` shows whether the file is executable, `chmod +x` makes it so; a script must begin with `#!` and the\n"
         "path of an interpreter."
     )
 
@@ -338,7 +346,7 @@ class CommandNotFound(CliError):
     """The command of `kinetoctl run` does not exist."""
 
     exit_code = ExitCode.COMMAND_NOT_FOUND
-    help_text = "Check its spelling; `command -v NAME` says where the shell finds it, or give its path."
+    help_text = "Check the spelling, or give the path; `command -v NAME` shows where the shell finds a command."
 
 
 _WRONG = (ViewError, QueryError, FormatError)

@@ -30,19 +30,19 @@ class ExitCode(IntEnum):
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.DONE: "done: a trace was written and verified (size and SHA-256)",
     ExitCode.INTERNAL: "internal error of kinetoctl or kinetod",
-    ExitCode.USAGE: "usage error: an option or argument was refused",
+    ExitCode.USAGE: "usage error: an option or argument is invalid",
     ExitCode.NOT_FOUND: "not found: no process matches, or no such capture",
     ExitCode.PARTIAL: "partial: a trace was written, but something is missing",
     ExitCode.FAILED: (
         "failed: there is no trace, or its file could not be written or verified; "
-        "kinetoctl diff --fail-on: it cannot be judged"
+        "kinetoctl diff --fail-on: no verdict is possible"
     ),
     ExitCode.DENIED: "permission denied",
-    ExitCode.UNREACHABLE: "the daemon cannot be reached or does not answer in time",
+    ExitCode.UNREACHABLE: "the daemon cannot be reached, or did not respond in time",
     ExitCode.CANCELLED: "somebody else cancelled the capture",
-    ExitCode.REGRESSED: "kinetoctl diff --fail-on: something became slower by more than that",
+    ExitCode.REGRESSED: "kinetoctl diff --fail-on: something became slower than the limit allows",
     ExitCode.NOT_EXECUTABLE: "kinetoctl run: the command cannot be executed",
-    ExitCode.COMMAND_NOT_FOUND: "kinetoctl run: there is no such command",
+    ExitCode.COMMAND_NOT_FOUND: "kinetoctl run: no such command",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C or SIGTERM; what a running capture had recorded was kept",
-    ExitCode.BROKEN_PIPE: "the reader of stdout closed it (as with any filter in a shell)",
+    ExitCode.BROKEN_PIPE: "stdout was closed by its reader (for example by head in a pipe)",
 }

@@ -77,7 +77,7 @@ class Host:
         """The local path of a path of the host. Raises NotInstalled if links in an image lead out of it."""
         here = self.root / path.relative_to("/")
         if self.is_image and not here.parent.resolve().is_relative_to(self.root.resolve()):
-            raise NotInstalled(f"{path} is not in the image: a link leads to {here.parent.resolve()}")
+            raise NotInstalled(f"{path} is outside the image: a link leads to {here.parent.resolve()}")
         return here
 
     def entries(self, file: str) -> list[list[str]]:
@@ -178,7 +178,7 @@ class Write:
         if stat.S_ISDIR(status.st_mode) if self.keep else other or path.read_bytes() != self.content:
             return f"replace {self.path} ({self.owned})"
         if stat.S_ISREG(status.st_mode) and self.owned.differs(host, status):
-            return f"give {self.path} to {self.owned}"
+            return f"set owner and mode of {self.path} to {self.owned}"
         return ""
 
     def do(self, host: Host) -> None:
@@ -217,8 +217,8 @@ class OwnedFolder:
         try:
             status = path.lstat() if host.is_image else path.stat()
         except OSError:
-            return f"make {self.path}/ ({self.owned})"
-        return f"give {self.path}/ to {self.owned}" if self.owned.differs(host, status) else ""
+            return f"create {self.path}/ ({self.owned})"
+        return f"set owner and mode of {self.path}/ to {self.owned}" if self.owned.differs(host, status) else ""
 
     def do(self, host: Host) -> None:
         """See Step."""
@@ -239,7 +239,7 @@ class Users:
         lacking = [
             name for name in self.names if host.number("passwd", name) is None or host.number("group", name) is None
         ]
-        return f"make the system user{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}" if lacking else ""
+        return f"create the system user{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}" if lacking else ""
 
     def do(self, host: Host) -> None:
         """Uses systemd-sysusers or, without it, useradd."""
@@ -290,7 +290,7 @@ class Remove:
         path = host.at(self.path)
         if not os.path.lexists(path):
             return ""
-        return f"remove {self.path}{'/ with everything in it' if path.is_dir() and not path.is_symlink() else ''}"
+        return f"remove {self.path}{'/ and everything in it' if path.is_dir() and not path.is_symlink() else ''}"
 
     def do(self, host: Host) -> None:
         """See Step."""
@@ -408,14 +408,16 @@ def data(name: str) -> bytes:
     for folder in (_DATA, _CHECKOUT):
         if (path := folder / name).is_file():
             return path.read_bytes()
-    raise NotInstalled(f"this kinetoctl lacks its file {name}; install kinetoctl from its wheel or package")
+    raise NotInstalled(f"this kinetoctl lacks its file {name}; reinstall kinetoctl from its wheel or package")
 
 
 def unit(name: str, programs: Path) -> bytes:
     """A unit for programs in that folder. Raises UsageProblem for a folder that a unit cannot name."""
     text = data(f"systemd/{name}").decode()
     if re.search(r"[\s%\"'\\$]", str(programs)):
-        raise UsageProblem(f"--programs: a unit cannot name {str(programs)!r}, which has blanks or special characters")
+        raise UsageProblem(
+            f"--programs: {str(programs)!r} has blanks or special characters, which a systemd unit cannot contain"
+        )
     text = text.replace(f"{DEFAULT_PROGRAMS}/", f"{programs}/")
     return text.replace(f"file:{DEFAULT_PROGRAMS.parent}/share", f"file:{programs.parent}/share").encode()
 
@@ -513,14 +515,14 @@ def check_programs(host: Host, programs: Path) -> None:
         path = (programs / name).resolve()
         if str(path).startswith(tuple(f"{home}/" for home in _HOMES)):
             raise NotInstalled(
-                f"{path} is in a home folder, which the service cannot see; install kinetod in /opt/kinetod, with an "
-                "interpreter of the system"
+                f"{path} is in a home folder, which the service cannot see; install kinetod in /opt/kinetod, with "
+                "the system's Python"
             )
         for part in (path, *path.parents):
             status = part.stat()
             if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
                 raise NotInstalled(
-                    f"users other than root can write to {part}, and the attach helper, which has rights "
+                    f"users other than root can write to {part}, but the attach helper, which has rights "
                     f"over every process, runs {path}; install kinetod in a folder that only root can write to, "
                     "such as /opt/kinetod"
                 )
@@ -538,9 +540,9 @@ def check_users(host: Host, names: tuple[str, ...]) -> None:
     for entry in entries:
         others = [other[0] for other in entries if other[2] == entry[2] and other[0] != entry[0]]
         if entry[0] in names and (others or is_another_ones(entry)):
-            whose = f"the same as {others[0]}'s" if others else "root's or a person's"
+            whose = f"shared with {others[0]}" if others else "which belongs to root or a person"
             raise NotInstalled(
-                f"a user {entry[0]} exists already, with uid {entry[2]}, {whose}; kinetod needs this user for itself: "
+                f"a user {entry[0]} already exists, with uid {entry[2]}, {whose}; kinetod needs this user for itself: "
                 "rename or remove that account"
             )
 
@@ -564,7 +566,7 @@ def check_file(host: Host, path: Path) -> None:
         if status.st_uid != 0 or others:
             why = "can be written by users other than root" if others else f"belongs to uid {status.st_uid}"
             raise NotInstalled(
-                f"{path} {why}, and kinetod would obey it; check its content, then `chown root {path}` and "
+                f"{path} {why}, and kinetod would trust it; check its content, then `chown root {path}` and "
                 f"`chmod go-w {path}`, or remove it"
             )
 

@@ -36,9 +36,9 @@ def _parse_origin(text: str) -> str:
     if parts.scheme not in ("https", "http") or not parts.hostname or text != f"{parts.scheme}://{parts.netloc}":
         raise ValueError(f"expected https://name or https://name:port, got {text!r}")
     if "@" in parts.netloc or parts.netloc != parts.netloc.lower():
-        raise ValueError(f"expected a name in lower case and no user, got {text!r}")
+        raise ValueError(f"expected a lower-case name without a user, got {text!r}")
     if parts.port in (80, 443):
-        raise ValueError(f"leave out port {parts.port}: browsers do")
+        raise ValueError(f"leave out port {parts.port}, as browsers do")
     return text
 
 
@@ -65,7 +65,7 @@ def _parse_user(text: str) -> int:
     except KeyError:
         raise ValueError(f"this host has no user {text!r}") from None
     if uid == int(Path("/proc/sys/kernel/overflowuid").read_text()):
-        raise ValueError(f"{text!r} stands for all users that the kernel cannot name here")
+        raise ValueError(f"{text!r} is not one user: it stands for all users that the kernel cannot map here")
     return uid
 
 
@@ -79,36 +79,36 @@ def _parse_header(text: str) -> str:
 _PATH = click.Path(path_type=Path)
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--origin", {"type": Parsed("origin", _parse_origin), "required": True,
-                  "help": "Where browsers see the pages: https://name:port."}),
+                  "help": "Origin of the pages as browsers see it: https://name:port."}),
     ("--ui-origin", {"type": Parsed("origin", _parse_origin),
-                     "help": "Where browsers see the Perfetto UI of the timeline, another name or port; without it, "
+                     "help": "Origin of the Perfetto UI for the timeline, with another name or port; without it, "
                      "there is no timeline."}),
     ("--listen", {"type": Parsed("address", _parse_listen), "metavar": "HOST:PORT",
-                  "help": "Serve browsers with client certificates here; the Perfetto UI has the next port."}),
+                  "help": "Address for browsers that have client certificates; the Perfetto UI gets the next port."}),
     ("--tls-certificate", {"type": _PATH, "help": "The server's certificate with its chain, for --listen (PEM)."}),
-    ("--tls-key", {"type": _PATH, "help": "The key of that certificate (PEM)."}),
-    ("--tls-client-ca", {"type": _PATH, "help": "The authorities that sign users' certificates (PEM)."}),
-    ("--socket", {"type": _PATH, "help": "Serve proxies at this Unix socket; the Perfetto UI has one with .ui added."}),
+    ("--tls-key", {"type": _PATH, "help": "The key of the server's certificate (PEM)."}),
+    ("--tls-client-ca", {"type": _PATH, "help": "The certificate authorities that sign users' certificates (PEM)."}),
+    ("--socket", {"type": _PATH, "help": "Serve proxies on this Unix socket; the Perfetto UI gets one ending in .ui."}),
     ("--proxy-user", {"multiple": True, "metavar": "USER",
-                      "help": "User as whom a proxy runs that may name users at --socket; may be repeated."}),
+                      "help": "User account of a proxy that is trusted to name users on --socket; repeatable."}),
     ("--user-header", {"type": Parsed("header", _parse_header), "default": DEFAULT_HEADER, "show_default": True,
                        "help": "Header in which proxies name the user."}),
     ("--address", {"type": ADDRESS, "help": "Address of the daemon: unix:/path or host:port.  "
                    f"[default: {DEFAULT_ADDRESS}]"}),
     ("--hosts", {"multiple": True, "metavar": "FILE|A,B,C",
-                 "help": "Many hosts instead of one daemon, as `kinetoctl ps --hosts` takes them: a list, or a file "
-                 "(FILE, @FILE), which is read again; may be repeated."}),
+                 "help": "Many hosts instead of one daemon, given as for `kinetoctl ps --hosts`: a list, or a file "
+                 "(FILE, @FILE), which is read again regularly; repeatable."}),
     ("--service", {"type": Parsed("service", _parse_service), "metavar": "NAME:PORT",
-                   "help": "The daemons at every address of this name, which is resolved again and again, instead of "
-                   "--hosts: a headless service of Kubernetes."}),
-    ("--timeout", {"type": DURATION, "default": DEFAULT_TIMEOUT_NS, "help": "Limit for each answer of the daemon.  "
-                   "[default: 30s]"}),
+                   "help": "Instead of --hosts: the daemons at all addresses of this name, such as a headless "
+                   "Kubernetes service; the name is resolved again regularly."}),
+    ("--timeout", {"type": DURATION, "default": DEFAULT_TIMEOUT_NS, "help": "How long to wait for each response from "
+                   "the daemon.  [default: 30s]"}),
     ("--worker-memory", {"type": SIZE, "default": "2GiB",
-                         "help": "Memory of each of the two processes that analyse traces.  [default: 2GiB]"}),
+                         "help": "Memory limit of each of the two processes that analyse traces.  [default: 2GiB]"}),
     ("--worker-time", {"type": DURATION, "default": "60s",
-                       "help": "Time that one analysis may take before it is ended.  [default: 60s]"}),
+                       "help": "Time limit for one analysis.  [default: 60s]"}),
     ("--user-space", {"type": SIZE, "default": "2GiB",
-                      "help": "Disk space for the traces that one user looks at.  [default: 2GiB]"}),
+                      "help": "Disk space per user for the traces that they view.  [default: 2GiB]"}),
 )  # fmt: skip
 
 
@@ -130,9 +130,9 @@ def _with_options(function: Any) -> Any:
 def command(**given: Any) -> int:
     """Serve the web page to the users of a host, or of many (--hosts, --service).
 
-    Whoever looks is named by a client certificate (--listen) or by a proxy in front (--socket). The daemon of each
-    host decides for that user: its setting access.web_proxies must name the user or certificate of this server.
-    Nothing is served without one of both doors, and nothing over TCP without TLS.
+    A client certificate (--listen) or a proxy in front (--socket) identifies the user. The daemon of each host decides
+    what that user is allowed to do; its setting access.web_proxies must name the user or certificate of this server.
+    At least one of --listen and --socket is required, and nothing is served over TCP without TLS.
     """
     from kinetoctl.web.shared.serving import running_shared  # with the rest of what only the server needs
 
@@ -162,7 +162,7 @@ def _options(given: dict[str, Any]) -> Any:
     if given["listen"] is None and given["socket"] is None:
         raise click.UsageError("give --listen, --socket, or both")
     if given["ui_origin"] == given["origin"]:
-        raise click.UsageError("--ui-origin must differ from --origin: the Perfetto UI needs a weaker policy")
+        raise click.UsageError("--ui-origin must differ from --origin: the Perfetto UI needs a weaker security policy")
     limits = WorkerLimits(
         memory_bytes=max(given["worker_memory"], MIN_MEMORY_BYTES),
         job_s=max(1, given["worker_time"] // NS_PER_S),
@@ -184,7 +184,7 @@ def _hosts(given: dict[str, Any]) -> Any:
     from kinetoctl.web.shared.fleet_hosts import hosts_of_lists, hosts_of_service
 
     if len(twice := [f"--{name}" for name in ("address", "hosts", "service") if given[name]]) > 1:
-        raise click.UsageError(f"{' and '.join(twice)} say where to ask in different ways: leave one of them out")
+        raise click.UsageError(f"{' and '.join(twice)} cannot be combined: use only one of them")
     if given["service"] is not None:
         return hosts_of_service(*given["service"])
     try:
@@ -201,7 +201,7 @@ def _tcp(given: dict[str, Any]) -> Any:
         return None
     if missing := [name for name in _TLS if given[name] is None]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise click.UsageError(f"--listen needs {names}: there is no TCP without TLS and client certificates")
+        raise click.UsageError(f"--listen needs {names}: TCP is served only with TLS and client certificates")
     if not given["origin"].startswith("https://"):
         raise click.UsageError("--listen serves https: --origin must begin with https://")
     host, port = given["listen"]
@@ -216,7 +216,7 @@ def _proxy(given: dict[str, Any]) -> Any:
     if given["socket"] is None:
         return None
     if not given["proxy_user"]:
-        raise click.UsageError("--socket needs --proxy-user: nobody else may name users there")
+        raise click.UsageError("--socket needs --proxy-user: only these accounts are allowed to name users there")
     try:
         uids = [_parse_user(text) for text in given["proxy_user"]]
     except ValueError as exc:

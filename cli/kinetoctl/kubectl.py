@@ -36,7 +36,7 @@ _HELP = {
     kubectl kineto trace -n training llama-0 llama-1 --rank 0-7
     kubectl kineto trace -n training -l job-name=llama --iterations 20 --output-dir traces
 
-    The pods need no preparation. `kinetoctl trace --help-all` describes the options in groups.
+    The pods need no preparation. `kinetoctl trace --help-all` lists the options by topic.
     """,
     "ps": """List the processes of pods that can be traced.
 
@@ -44,7 +44,7 @@ _HELP = {
     kubectl kineto ps -n training llama-0
     kubectl kineto ps -n training -l job-name=llama --all
     """,
-    "stacks": """Show where each rank of the processes of pods stands, and which one the others wait for.
+    "stacks": """Show where each rank in the pods is, and which one the others are waiting for.
 
     \b
     kubectl kineto stacks -n training llama-0
@@ -117,7 +117,7 @@ def cli() -> None:
     kubectl kineto trace training/llama-0 --duration 5s         trace it; no preparation needed
     kubectl kineto trace -n training -l job-name=llama          trace all pods of a job at the same time
 
-    Needs the right to create pods/exec on the pods, and the Role kinetod-client in kinetod's namespace.
+    You need permission to create pods/exec on the pods, and the Role kinetod-client in kinetod's namespace.
     """
 
 

@@ -57,7 +57,7 @@ def _option(key: SettingSpec) -> Callable[[F], F]:
     "--config",
     type=click.Path(path_type=Path),
     help=f"The configuration file.  [env var: {CONFIG_VARIABLE}; default: /etc/kinetod/config.toml for root, else "
-    "~/.config/kinetod/config.toml; these may be missing]",
+    "~/.config/kinetod/config.toml, if it exists]",
 )
 @click.option(
     "--check-config",
@@ -74,9 +74,9 @@ def command(
     """Trace running processes on demand.
 
     Agents in training processes connect to the agent socket, clients such as kinetoctl to the listening
-    address. Without options everything is in this user's own folders; run by root, it serves all users'
-    processes. Options take precedence over variables, and variables over the configuration file. SIGHUP
-    rereads the file.
+    address. Without options, everything is kept in this user's own folders; a daemon that runs as root
+    serves the processes of all users. Options take precedence over environment variables, and these over
+    the configuration file. On SIGHUP, the daemon rereads the file.
     """
     if print_default_config:
         click.echo(default_file(), nl=False)

@@ -118,10 +118,10 @@ def _make_runtime_dir(folder: Path, mode: int) -> None:
     except OSError as exc:
         raise StartError(f"cannot create the folder {folder} for the sockets: {exc.strerror}") from exc
     if status.st_mode & 0o002 and not status.st_mode & stat.S_ISVTX:
-        raise StartError(f"everybody can replace the sockets in {folder}; make it writable by its owner only")
+        raise StartError(f"any user can replace the sockets in {folder}; make it writable only by its owner")
     if status.st_uid not in (0, os.geteuid()):
         raise StartError(
-            f"{folder} belongs to uid {status.st_uid}: somebody else could replace the sockets in it; remove it or "
+            f"{folder} belongs to uid {status.st_uid}, who could replace the sockets in it; remove it or "
             "choose other paths with --listen and --agent-socket"
         )
 
@@ -149,7 +149,7 @@ async def _serve(settings: Settings, origin: Origin) -> None:
 
         loop.add_signal_handler(signal.SIGHUP, hang_up)
         await daemon.become_ready()
-        log.info("kinetod %s serves on %s", __version__, ", ".join(map(str, settings.current.listen)))
+        log.info("kinetod %s is listening on %s", __version__, ", ".join(map(str, settings.current.listen)))
         tasks = [asyncio.create_task(daemon.housekeeping_loop()), asyncio.create_task(reloader.run())]
         await stop.wait()
         for task in tasks:
@@ -236,7 +236,8 @@ def _check_sandbox(config: Config) -> None:
     """Logs missing parts of the decoders' sandbox. Raises StartError if it is required."""
     missing = support().missing
     if missing and config.decode_sandbox == "required":
-        raise StartError(f'{"; ".join(missing)}; captures.decode_sandbox is "required"')
+        problem = "; ".join(missing)
+        raise StartError(f'decoders cannot be fully confined, but captures.decode_sandbox is "required": {problem}')
     for each in missing:
         log.warning("decoders are not fully confined: %s", each)
 

@@ -149,7 +149,7 @@ def profiling(command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) 
     except FileNotFoundError:
         return Profiling.UNKNOWN, f"{command[0]} is not installed"
     except subprocess.TimeoutExpired:
-        return Profiling.UNKNOWN, f"{command[0]} did not answer within {deadline_s:g} s"
+        return Profiling.UNKNOWN, f"{command[0]} did not respond within {deadline_s:g} s"
     except OSError as exc:
         return Profiling.UNKNOWN, f"{command[0]} cannot be started: {exc.strerror}"
     said = done.stdout.decode("utf-8", "replace")
@@ -164,14 +164,14 @@ def profiling(command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) 
 NAME = "profilers"
 _MAX_NAMED = 5
 _NEEDS = "traces need no hardware counters"
-_PAUSE = "`dcgmi profile --pause` frees them for another tool, `dcgmi profile --resume` gives them back"
-_ONE = "a process has room for one such tool: a trace of those that it profiles gets no GPU activities"
-_LATER = "trace them when it has ended"
+_PAUSE = "`dcgmi profile --pause` frees them for another tool, `dcgmi profile --resume` returns them to DCGM"
+_ONE = "only one such tool can record in a process: traces of the processes it profiles contain no GPU activities"
+_LATER = "trace those processes after it has ended"
 _TEXTS = {
     Holds.PROCESS: (_ONE, _LATER),
     Holds.COUNTERS: (f"it may hold the hardware counters of its GPUs; {_NEEDS}", ""),
-    Holds.BOTH: (f"{_ONE}; {_NEEDS}, though it holds those, too", _LATER),
-    Holds.PERHAPS: ("its library is loaded; while it profiles, that process gives no GPU activities", ""),
+    Holds.BOTH: (f"{_ONE}; it also holds the hardware counters, which traces do not need", _LATER),
+    Holds.PERHAPS: ("its library is loaded; while it profiles, a trace of that process contains no GPU activities", ""),
 }
 
 
@@ -193,13 +193,12 @@ def library_finding(products: Sequence[str]) -> Finding:
     hindering = [product for product, holds in found.items() if holds in (Holds.PROCESS, Holds.BOTH)]
     if hindering:
         detail = (
-            f"{', '.join(hindering)} in it: a process has room for one such tool, so a trace gets no GPU activities"
+            f"{', '.join(hindering)} in it: only one such tool can record in a process, so a trace contains no GPU "
+            "activities"
         )
-        return Finding(NAME, Status.NOTE, detail, "trace it when that tool has ended, or start it without that tool")
+        return Finding(NAME, Status.NOTE, detail, "trace it after that tool has ended, or start it without that tool")
     loaded = [product for product in found if product != CUPTI_USER.product]
-    return Finding(
-        NAME, Status.OK, f"{', '.join(loaded)} loaded, which does not have to interfere" if loaded else "none in it"
-    )
+    return Finding(NAME, Status.OK, f"{', '.join(loaded)} loaded, which need not interfere" if loaded else "none in it")
 
 
 def _finding(
@@ -210,14 +209,14 @@ def _finding(
 ) -> Finding:
     where = f"{product} ({named(users, visible)})"
     if product in (DCGM, EXPORTER):
-        return _dcgm(where, *(dcgm or (Profiling.UNKNOWN, "it was not asked")))
+        return _dcgm(where, *(dcgm or (Profiling.UNKNOWN, "it was not queried")))
     text, advice = _TEXTS[BY_PRODUCT[product].holds]
     return Finding(NAME, Status.NOTE, f"{where}: {text}", advice)
 
 
 def _dcgm(where: str, state: Profiling, why: str) -> Finding:
     if state is Profiling.NOT_LOADED:
-        return Finding(NAME, Status.OK, f"{where} runs, its profiling module does not: it holds no hardware counters")
+        return Finding(NAME, Status.OK, f"{where} runs without its profiling module: it holds no hardware counters")
     holds = "has its profiling module loaded: on GPUs before Hopper it may hold the hardware counters"
     if state is Profiling.UNKNOWN:
         holds = f"may hold hardware counters ({why})"
@@ -235,7 +234,7 @@ def named(users: Iterable[ProfilingTool], visible: Callable[[ProfilingTool], boo
     others = sum(1 for each in everybody if each.pid and not visible(each))
     if others:
         parts.append(f"{others} process{'' if others == 1 else 'es'} of other users")
-    return ", ".join(parts) or "it listens on this host"
+    return ", ".join(parts) or "listening on this host"
 
 
 def _told(profiler: ProfilingTool) -> str:
@@ -246,4 +245,4 @@ def _told(profiler: ProfilingTool) -> str:
 def _unseen(found: Scan) -> str:
     if not found.hidden:
         return ""
-    return f"; of {len(found.hidden)} processes of other users only the names were seen"
+    return f"; {len(found.hidden)} processes of other users could be checked only by name"

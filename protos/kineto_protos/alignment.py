@@ -129,11 +129,11 @@ def _warning(first: int, group: int, stepping: int, start: Wanted) -> str:
     if group < stepping:
         return (
             f"recorded the same iterations as {group - 1} of the {stepping - 1} other processes; the rest are too many "
-            "iterations away to get there in the time that is allowed (kinetod --max-duration)"
+            "iterations away to get there within the time allowed (kinetod --max-duration)"
         )
     wanted = start.start_iteration
     if group > 1 and wanted is not None and first > wanted and first - wanted >= max(start.iteration_roundup, 1):
-        return f"iteration {wanted} could not be recorded any more by all {group} processes: recorded from {first} on"
+        return f"it was too late to record iteration {wanted} in all {group} processes: recorded from {first} on"
     return ""
 
 

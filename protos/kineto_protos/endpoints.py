@@ -59,9 +59,9 @@ def parse_address(text: str) -> str:
         return text
     meant = ""
     if re.fullmatch(r"[\w.-]+", text):
-        meant = f"; the port is missing: {text}:{USUAL_PORT}, unless its daemon has another one"
+        meant = f"; the port is missing: use {text}:{USUAL_PORT}, unless its daemon has another port"
     elif text.startswith("/"):
-        meant = f"; a socket is written unix:{text}"
+        meant = f"; for a socket, use unix:{text}"
     raise ValueError(f"expected unix:/path/to/socket or host:port, got {text!r}{meant}")
 
 

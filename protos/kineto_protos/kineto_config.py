@@ -88,7 +88,7 @@ def _gone(name: str, meaning: str) -> ConfigKey:
 
 _EVENTS = "counters of the event profiler"
 _OVER_TIME = "hardware counters are sampled over time, not by kernel"
-_NO_POLL = "the daemon is connected all the time: there is no poll and no datagram socket"
+_NO_POLL = "the daemon is always connected: there is no polling and no datagram socket"
 _ROWS = (
     _used("ACTIVITIES_ENABLED", Type.BOOL, "enabled", "activity tracing on", "false refuses the capture"),
     _used("ACTIVITY_TYPES", Type.LIST, "activities", "what to record", "--activities"),
@@ -100,7 +100,7 @@ _ROWS = (
     _used("ACTIVITIES_DURATION_MSECS", Type.INT, "duration_ns", "length in ms (500)", "--duration", MS),
     _used(
         "ACTIVITIES_WARMUP_PERIOD_SECS", Type.INT, "warmup_ns", "warm-up in s (5)",
-        "--warmup; without the key there is none, since nothing needs it", S,
+        "--warmup; none by default, since nothing needs it", S,
     ),
     _used("ACTIVITIES_ITERATIONS", Type.INT, "iterations", "length in iterations", "--iterations; 0: a timed trace"),
     _used(
@@ -112,7 +112,7 @@ _ROWS = (
     ),
     _used(
         "PROFILE_START_TIME", Type.INT64, "start_time_ns", "Unix time in ms; 0: at once",
-        "--start-at; not with iterations; an error if it lies more than 10 s in the past", MS,
+        "--start-at; not with iterations; an error if it is more than 10 s in the past", MS,
     ),
     _used(
         "PROFILE_START_ITERATION", Type.INT, "start_iteration", "first iteration",
@@ -132,7 +132,7 @@ _ROWS = (
     ),
     _used(
         "PROFILE_MEMORY", Type.BOOL, "snapshot", "a memory snapshot instead of a trace",
-        "a capture of memory_snapshot, as by `kinetoctl memory`",
+        "a capture of memory_snapshot, as with `kinetoctl memory`",
     ),
     _used("PROFILE_MEMORY_DURATION_MSECS", Type.INT, "snapshot_ns", "its length in ms (1000)", "its length", MS),
     _used("REQUEST_TRACE_ID", Type.TEXT, "request_trace_id", "id for loggers", "the label request_trace_id"),
@@ -159,7 +159,7 @@ _ROWS = (
     _without_effect("ENABLE_IPC_FABRIC", Type.BOOL, "connect to a daemon", _NO_POLL),
     _without_effect("VERBOSE_LOG_LEVEL", Type.INT, "libkineto's log", "the agent logs to the file KINETO_AGENT_LOG"),
     _without_effect("VERBOSE_LOG_MODULES", Type.LIST, "libkineto's log", "the agent logs to the file KINETO_AGENT_LOG"),
-    _without_effect("CUSTOM_CONFIG", Type.TEXT, "text for plug-ins of libkineto", "there are none"),
+    _without_effect("CUSTOM_CONFIG", Type.TEXT, "text for plug-ins of libkineto", "there are no such plug-ins"),
     _renamed("CLIENT_INTERFACE_ENABLE_OP_INPUTS_COLLECTION", Type.BOOL, "record_shapes", "PROFILE_REPORT_INPUT_SHAPES"),
     _renamed("PYTHON_STACK_TRACE", Type.BOOL, "with_stack", "PROFILE_WITH_STACK"),
     _gone("EVENTS", _EVENTS),

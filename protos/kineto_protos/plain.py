@@ -47,5 +47,5 @@ def standing_text(call: "pb.StandingCall", pid: int, lasted: str) -> str:
     launches = "the program's launches wait" if last else "launches into the busy context wait"
     return (
         f"{where} has been inside {call.call} for {lasted} (capture {call.capture_id}): "
-        f"it waits until the GPU is idle, and {launches} with it"
+        f"it is waiting for the GPU to become idle, and {launches} with it"
     )

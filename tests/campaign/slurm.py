@@ -91,7 +91,9 @@ def steps(cluster: Cluster) -> None:
         "ps", "--slurm-job", f"{job}.0", "--host-address", "unix:/no/{address}/{host}", uid=ADA
     )
     within(f"unix:/no/127.0.0.1/{first}", elsewhere.stderr)
-    failing(cluster, f"{job}.7", 3, f"Slurm job {job}.7 has no such step now; its steps are: {job}.0, {job}.1")
+    failing(
+        cluster, f"{job}.7", 3, f"Slurm job {job}.7 has no such step at the moment; its steps are: {job}.0, {job}.1"
+    )
 
 
 def components(cluster: Cluster) -> None:
@@ -181,11 +183,11 @@ def what_does_not_run(cluster: Cluster) -> None:
     """Jobs that wait, are suspended or do not exist give errors that say so."""
     job = cluster.submit("--begin=now+1hour", "--wrap", "true")
     failing(cluster, str(job), 5, f"Slurm job {job} is PENDING (BeginTime): it has no processes yet")
-    failing(cluster, "999999", 3, "Slurm knows no job 999999")
+    failing(cluster, "999999", 3, "Slurm does not know job 999999")
     job = cluster.submit("--wrap", f"srun {TASK}")
     cluster.ready([job], 1)
     cluster.run("scontrol", "suspend", str(job))
-    failing(cluster, str(job), 5, f"Slurm job {job} is SUSPENDED: its processes stand still")
+    failing(cluster, str(job), 5, f"Slurm job {job} is SUSPENDED: its processes are suspended")
 
 
 def owners(cluster: Cluster) -> None:

@@ -41,7 +41,7 @@ while True:
     if float(data.sum()) < 0:
         break
 """
-WAITS = "is busy without floating-point work or memory traffic, as a kernel that waits is"
+WAITS = "is busy without floating-point work or memory traffic, as with a kernel that is waiting"
 
 
 @pytest.mark.parametrize(

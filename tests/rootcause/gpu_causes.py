@@ -5,8 +5,8 @@ from rootcause.causes import of_program
 GPU_CAUSES = (
     *of_program(
         "gpu.decoder",
-        ("item_each_micro_step", r"item|note|_local_scalar_dense", r"\.item\(\)|results of the GPU"),
-        ("clip_with_item", r"item|clip_each|_local_scalar_dense", r"\.item\(\)|clip_grad_norm_|results of the GPU"),
+        ("item_each_micro_step", r"item|note|_local_scalar_dense", r"\.item\(\)|results from the GPU"),
+        ("clip_with_item", r"item|clip_each|_local_scalar_dense", r"\.item\(\)|clip_grad_norm_|results from the GPU"),
         ("print_cuda_tensor", r"\bshow\b|print", r"print"),
         ("float32_head", r"mm|linear|product", r"bfloat16|autocast|TF32"),
         ("empty_cache", r"memory|cudaMalloc|cudaFree|empty_cache", r"empty_cache"),
@@ -14,8 +14,8 @@ GPU_CAUSES = (
     ),
     *of_program(
         "gpu.deep",
-        ("synchronize_each_layer", r"[sS]ynchronize|wait_for_layer", r"synchroni[sz]|results of the GPU"),
-        ("item_each_layer", r"item|note_mean|_local_scalar_dense", r"\.item\(\)|results of the GPU"),
+        ("synchronize_each_layer", r"[sS]ynchronize|wait_for_layer", r"synchroni[sz]|results from the GPU"),
+        ("item_each_layer", r"item|note_mean|_local_scalar_dense", r"\.item\(\)|results from the GPU"),
         ("unfused_optimizer", r"optimizer|AdamW", r"fused=True|foreach"),
         ("tiny_kernels", r"penalty", r"vectoris|fewer|fuse|larger"),
         ("upload_each_step", r"cop(?:y|ies)", r"on the (?:GPU|device)|prefetch|ahead"),
@@ -51,27 +51,27 @@ GPU_HELD_OUT = (
         (
             "confusion_in_numpy",
             r"\bupdate\b|Confusion|numpy",
-            r"results of the GPU|on the (?:GPU|device)|vectoris|less often|bincount",
+            r"results from the GPU|on the (?:GPU|device)|vectoris|less often|bincount",
         ),
         (
             "class_balanced_loss",
             r"class_balanced|nonzero|masked_select|aten::index\b",
-            r"results of the GPU|vectoris|larger operators|fewer|synchroni[sz]|torch\.where|mask",
+            r"results from the GPU|vectoris|larger operators|fewer|synchroni[sz]|torch\.where|mask",
         ),
         (
             "balanced_until_converged",
             r"balanced_targets|is_nonzero|_local_scalar_dense|__bool__",
-            r"results of the GPU|\.item\(\)|synchroni[sz]|fixed number|on the (?:GPU|device)",
+            r"results from the GPU|\.item\(\)|synchroni[sz]|fixed number|on the (?:GPU|device)",
         ),
         (
             "predictions_as_json",
             r"\bappend\b|PredictionLog|json|tolist",
-            r"less often|serialis|JSON|another (?:thread|process)|results of the GPU|tolist",
+            r"less often|serialis|JSON|another (?:thread|process)|results from the GPU|tolist",
         ),
         (
             "gradient_histograms",
             r"log_gradients|GradientLogger|histc|histogram",
-            r"less often|fewer|results of the GPU|tolist|every",
+            r"less often|fewer|results from the GPU|tolist|every",
         ),
         ("ends_saved", r"save_ends|fsync|torch\.save|serialization", r"checkpoint|sav|less often|another thread"),
         (
@@ -85,7 +85,7 @@ GPU_HELD_OUT = (
         (
             "hard_tokens",
             r"hardest_tokens|tolist",
-            r"results of the GPU|on the (?:GPU|device)|vectoris|quantile|topk|tolist",
+            r"results from the GPU|on the (?:GPU|device)|vectoris|quantile|topk|tolist",
         ),
         ("double_loss", r"careful_loss|float64|double", r"float32|bfloat16|precision|dtype"),
         (

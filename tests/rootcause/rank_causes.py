@@ -28,9 +28,9 @@ RANK_CAUSES = tuple(
         ("ddp", "imbalance", 1, r"rank 1: its kernels work on", r"balance|equal|batch", False),
         ("ddp", "evaluation", 0, r"evaluate", r"evaluat|all ranks|other ranks|less often", False),
         ("ddp", "checkpoint", 0, r"\bsave\b", r"checkpoint|asynchronous|save", False),
-        ("ddp", "host_group", None, r"collective of the host|reduce_statistics|gloo", r"NCCL", True),
+        ("ddp", "host_group", None, r"collective on the host|reduce_statistics|gloo", r"NCCL", True),
         ("deep", "small_buckets", None, r"small|bucket|all_reduce", r"bucket", False),
         ("deep", "unoverlapped", None, r"reduce_gradients|all_reduce|hidden", r"overlap|bucket|coalesc", False),
-        ("deep", "metrics", None, r"log_metrics|item", r"item|every so many|less often|fewer", False),
+        ("deep", "metrics", None, r"log_metrics|item", r"item|every N steps|less often|fewer", False),
     )
 )

@@ -9,11 +9,11 @@ _AT_AN_END = r"samples of the (first|last) [\d.]+ \w+ are missing"
 LOST = re.compile(
     rf"(hardware counters|power and clocks) of GPU \d+: ({_MISSING}|{_DROPPED}|{_MISSING}; {_DROPPED})"
     rf"|(hardware counters|power and clocks) of GPU \d+: {_AT_AN_END}(; {_AT_AN_END})?"
-    r"|hardware counters: the sampling began late; samples of the beginning may be missing"
-    r"|power and clocks of GPU \d+: there is no sample"
-    r"|power and clocks: none were read; the readings had not begun when the recording ended"
-    r"|\d+ of \d+ stack samples were left out: the stacks changed while they were read"
-    r"|the sampling rate of stacks dropped from \d+ Hz to .*"
+    r"|hardware counters: sampling began late; samples from the beginning may be missing"
+    r"|power and clocks of GPU \d+: there are no samples"
+    r"|power and clocks: nothing was read; reading had not begun when the recording ended"
+    r"|\d+ of \d+ stack samples were left out: the stacks changed while being read"
+    r"|the stack sampling rate dropped from \d+ Hz to .*"
 )
 
 

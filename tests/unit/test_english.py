@@ -17,6 +17,20 @@ REPLACED = (
     r"tells it\b",  # shows it
     r"was given to the",
     r"(?:does|do) not tell why",  # does not show why
+    r"\bas by the\b",  # for example by the
+    r"\bmore own work\b",  # more of its own work
+    r"\bexclude each other\b",  # cannot be combined
+    r"\banswer of the daemon\b",  # the daemon's reply
+    r"\bexists already\b",  # already exists
+    r"\bsay where to ask\b",
+    r"\bknown are\b",
+    r"\bevery so many\b",
+    r"\btoo few to tell by\b",
+    r"\bcompiled anew\b",  # compiled again
+    r"\bare not to be had\b",  # are not available
+    r"\bcannot be told whether\b",
+    r"\bsince before\b",
+    r"\bthe own user\b",
 )
 
 

@@ -84,7 +84,7 @@ def _at_exit() -> None:
         if agent is not None:
             agent.exit()
     except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
-        log_exception("the agent, at the exit")
+        log_exception("the agent failed at exit")
 
 
 def _after_fork_in_child() -> None:
@@ -94,7 +94,7 @@ def _after_fork_in_child() -> None:
     COUNTER.forget_thread()
     if agent is not None:
         agent.abandon()
-        log("forked from an agent's process: this child has none")
+        log("forked from a process with an agent: this child has none")
 
 
 atexit.register(_at_exit)

@@ -70,7 +70,7 @@ def end() -> None:
     """End the running agent, if there is one, to make room for another. Waits at most EXIT_TIMEOUT_S."""
     agent = _agent
     if agent is not None:
-        agent.stop("AGENT_STOPPED", "another live attach has replaced the agent of this one")
+        agent.stop("AGENT_STOPPED", "another live attach has replaced this agent")
 
 
 def _sources() -> List[Source]:

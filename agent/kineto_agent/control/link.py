@@ -199,7 +199,7 @@ class Link:
             connection.connect(path)
             _pid, uid, _gid = _UCRED.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
             if uid not in (0, os.geteuid()) and not vouched_for(path, uid):
-                raise OSError("its owner is uid %d, neither root nor this user" % uid)
+                raise OSError("it belongs to uid %d, which is neither root nor this user" % uid)
             connection.setblocking(False)
         except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
             log("cannot connect to %s: %s", path, exc)
@@ -269,7 +269,7 @@ class Link:
         if not self._queue and self._transmit(frame, descriptors):
             return
         if len(self._queue) >= MAX_QUEUED_FRAMES:
-            self._fail("the daemon does not read: %d frames are waiting" % len(self._queue))
+            self._fail("the daemon is not reading: %d frames are waiting" % len(self._queue))
         copies = tuple(os.dup(descriptor) for descriptor in descriptors)
         self._queue.append(_Queued(frame, copies, tuple(identity(copy) for copy in copies)))
 
@@ -311,7 +311,7 @@ class Link:
         except wire.WireError as exc:
             self._fail("the daemon sent an invalid frame: %s" % exc)
         if isinstance(message, wire.WITH_DESCRIPTOR) != (self._brought is not None):
-            self._fail("the daemon sent a %s with or without a descriptor" % type(message).__name__)
+            self._fail("the daemon sent a %s whose descriptor is missing or unexpected" % type(message).__name__)
         return message
 
     def descriptor(self) -> int:

@@ -89,7 +89,8 @@ def _would_yield(choice: SourceChoice, request: wire.Start) -> bool:
 
 
 def _in_the_way(state: UserProfiler, names: List[str]) -> str:
-    return "the program's own torch.profiler %s, and %s cannot record beside it" % (state.value, " and ".join(names))
+    text = "the program's own torch.profiler %s, and %s cannot record at the same time"
+    return text % (state.value, " and ".join(names))
 
 
 def _taken(session: SourceSession) -> Optional[Takeover]:
@@ -208,7 +209,7 @@ class Recording:
     def _in_the_way_now(self, yielding: List[_Part]) -> str:
         state = self._guard.state() if yielding else UserProfiler.IDLE
         if state is UserProfiler.UNKNOWN:
-            log("this torch does not say what its profiler does: it is taken to be idle")
+            log("this torch does not report what its profiler is doing; assuming that it is idle")
         return _in_the_way(state, [part.name for part in yielding]) if state.active else ""
 
     def _prepare(self, choice: SourceChoice) -> None:
@@ -341,7 +342,8 @@ class Recording:
             seen = self._yielding and self._guard.state(kineto_is_ours=ours, started=True).active
         if seen:
             reason = (
-                "Kineto began its own trace during the capture (over dynolog or a file): either trace may lack events"
+                "Kineto began its own trace during the capture (requested through Dynolog or a file): either trace may "
+                "lack events"
             )
             self.problems.append(Refusal("USER_PROFILER_STARTED", reason))
 

@@ -170,7 +170,7 @@ class Agent:
                     self._recover(exc)
             self._finish()
         except Exception:  # noqa: BLE001 - never into the program
-            log_exception("agent, at its end")
+            log_exception("the agent failed while ending")
         finally:
             self._on_end()
 
@@ -338,7 +338,7 @@ class Agent:
         elif isinstance(message, wire.Refuse):
             self._link.refuse(message.reason)
         else:
-            self._link.close("the daemon sent a %s" % type(message).__name__)
+            self._link.close("the daemon sent an unexpected %s" % type(message).__name__)
             self._handle(events.LinkLost(now_ns))
 
     def _start_requested(self, request: wire.Start, now_ns: int) -> None:

@@ -335,7 +335,7 @@ class Session:
         text = who + " started during the capture, so the activities that conflict with it were stopped: "
         if 0 < capture.window_start_ns < time_ns:
             capture.window_end_ns = time_ns
-            capture.end_as("partial", "USER_PROFILER_STARTED", text + "the window is cut short there")
+            capture.end_as("partial", "USER_PROFILER_STARTED", text + "the window ends there")
         else:
             capture.window_start_ns = capture.window_end_ns = 0
             reason = text + "the window had not begun; try again once that profiler has finished"

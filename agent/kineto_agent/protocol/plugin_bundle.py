@@ -78,23 +78,23 @@ def pack(plugins: List[Plugin]) -> bytes:
     head = json.dumps(rows, separators=(",", ":")).encode()
     size = _HEAD.size + len(head) + offset
     if size > MAX_BUNDLE_BYTES:
-        raise ValueError("all plug-ins together have %d bytes, at most %d are sent" % (size, MAX_BUNDLE_BYTES))
+        raise ValueError("all plug-ins together have %d bytes, but at most %d can be sent" % (size, MAX_BUNDLE_BYTES))
     return b"".join((_HEAD.pack(_MAGIC, len(head)), head, *libraries))
 
 
 def unpack(data: bytes) -> List[Plugin]:
     """Reads the plug-ins in a content, without those of another interface version. Raises ValueError."""
     if len(data) < _HEAD.size or len(data) > MAX_BUNDLE_BYTES:
-        raise ValueError("plug-ins come in %d to %d bytes, not in %d" % (_HEAD.size, MAX_BUNDLE_BYTES, len(data)))
+        raise ValueError("a bundle of plug-ins has %d to %d bytes, not %d" % (_HEAD.size, MAX_BUNDLE_BYTES, len(data)))
     magic, length = _HEAD.unpack_from(data)
     begin = _HEAD.size + length
     if magic != _MAGIC or begin > len(data):
-        raise ValueError("these are no plug-ins: they begin with %r" % data[: _HEAD.size])
+        raise ValueError("not a bundle of plug-ins: it begins with %r" % data[: _HEAD.size])
     try:
         rows = json.loads(data[_HEAD.size : begin])
         return [_plugin(row, data, begin) for row in rows if row["interface_version"] == PLUGIN_INTERFACE]
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
-        raise ValueError("the head of the plug-ins is damaged: %r" % exc) from exc
+        raise ValueError("the header of the plug-ins is damaged: %r" % exc) from exc
 
 
 def _plugin(row: Dict[str, Any], data: bytes, begin: int) -> Plugin:

@@ -277,7 +277,7 @@ class Schema(NamedTuple):
         size = len(json.dumps(plain(self)))
         if size > MAX_JSON_BYTES:
             raise ValueError(
-                "schema %s: its JSON has %d bytes, at most %d fit into a frame; shorten its texts"
+                "schema %s: its JSON has %d bytes, but at most %d fit into a frame; shorten its texts"
                 % (shown(self.name), size, MAX_JSON_BYTES)
             )
         for problem in _problems(self):
@@ -310,7 +310,7 @@ def _problems(schema: Schema) -> Iterator[str]:
     if not _NAME.fullmatch(schema.name):
         yield "its name must be 2 to 16 lower-case letters and digits, the first a letter; choose another"
     if schema.name in RESERVED_NAMES:
-        yield "its name is reserved, as docs/record-schemas.md lists them; choose another"
+        yield "its name is reserved (docs/record-schemas.md lists the reserved names); choose another"
     if schema.framing not in FRAMINGS:
         yield "there is no framing %s; choose one of %s" % (shown(schema.framing), ", ".join(FRAMINGS))
     if schema.clock not in CLOCKS:
@@ -326,7 +326,7 @@ def _problems(schema: Schema) -> Iterator[str]:
         place = "types[%s]" % shown(name)
         other = tables.setdefault(schema.table(name), name)
         if other != name:
-            yield "%s: its table is that of %s; declare one of them" % (place, shown(other))
+            yield "%s: it has the same table as %s; declare only one of them" % (place, shown(other))
         for problem in _type_problems(schema, name, activity):
             yield "%s%s" % (place, problem)
     for kind, record in schema.records.items():
@@ -341,11 +341,11 @@ def _type_problems(schema: Schema, name: str, activity: Activity) -> Iterator[st
             ", ".join(TYPES_OF_KINETO), schema.name,
         )  # fmt: skip
     if kineto is None and name.endswith(("_runtime", "_driver")):
-        yield ": readers take such a name for calls of Kineto's; call it %s_runtime or %s_driver, or rename it" % (
+        yield ": readers mistake such a name for Kineto's own calls; call it %s_runtime or %s_driver, or rename it" % (
             schema.name, schema.name,
         )  # fmt: skip
     if kineto is not None and activity.track:
-        yield ".track: Kineto's tables have their track; leave it out"
+        yield ".track: Kineto's tables already have one; leave it out"
     if kineto is None and activity.track not in TRACKS:
         yield ".track: there is no track %s; choose one of %s" % (shown(activity.track), ", ".join(TRACKS))
     for problem in _text_problems(activity.meaning, kineto is not None):
@@ -450,7 +450,7 @@ def _activity_problems(schema: Schema, record: Record) -> Iterator[str]:
     for problem in _texts_problems(record.texts):
         yield ".texts: " + problem
     if not record.name and not record.texts.otherwise:
-        yield ".name: activities need names; state a field, or a text for all of them in texts.otherwise"
+        yield ".name: activities need names; name a field, or give a text for all of them in texts.otherwise"
     numbers = {column.name for column in activity.columns if column.dtype != "text"}
     numbers |= {role for role in ROLES if role in roles} | (set() if kineto is None else set(kineto[1]))
     for name, value in record.constants.items():

@@ -35,7 +35,7 @@ class VersionMismatch(WireError):
     """The peer speaks another protocol version."""
 
     def __init__(self, theirs: int) -> None:
-        super().__init__("the peer speaks protocol version %d, this side %d" % (theirs, PROTOCOL_VERSION))
+        super().__init__("the peer uses protocol version %d, but this side uses %d" % (theirs, PROTOCOL_VERSION))
         self.theirs = theirs
 
 
@@ -240,7 +240,7 @@ def _split(frame: bytes) -> Tuple[int, bytes]:
     if version != PROTOCOL_VERSION:
         raise VersionMismatch(version)
     if length != len(frame) - HEADER_BYTES:
-        raise WireError("the header announces %d payload bytes, %d came" % (length, len(frame) - HEADER_BYTES))
+        raise WireError("the header announces %d payload bytes, but %d arrived" % (length, len(frame) - HEADER_BYTES))
     return number, frame[HEADER_BYTES:]
 
 
@@ -263,7 +263,7 @@ def decode(frame: bytes) -> Message:
                 continue  # missing from an older peer
             raise WireError("%s.%s is missing" % (cls.__name__, name))
         if not _CHECKS[kind](values[name]):
-            raise WireError("%s.%s has a wrong type: %.80r" % (cls.__name__, name, values[name]))
+            raise WireError("%s.%s has the wrong type: %.80r" % (cls.__name__, name, values[name]))
         fields[name] = values[name]
     message: Message = cls(**fields)
     return message

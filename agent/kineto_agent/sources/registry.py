@@ -158,7 +158,7 @@ def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
         try:
             result[source.name] = list(source.activity_types())
         except Exception:  # noqa: BLE001 - the failure of one source does not affect the others
-            log_exception("source %s cannot tell its activity types" % source.name)
+            log_exception("source %s cannot list its activity types" % source.name)
             result[source.name] = []
     return result
 
@@ -224,7 +224,7 @@ def _with_plugins(plan: RecordingPlan, plugins: List[Any], asked: FrozenSet[str]
         if trouble is not None:
             problems.append(SourceError(trouble.reason_code, "%s: %s" % (source.name, trouble.reason)))
         elif needs and is_missed:
-            problems.append(SourceError("PLUGIN_NEEDS_START", needs + "; start it so, then trace again"))
+            problems.append(SourceError("PLUGIN_NEEDS_START", needs + "; start the program that way, then trace again"))
         elif needs and not asked:
             notes.append(needs)
         if is_missed and (source.is_present or _names_own_type(source.name, plan.missing)):
@@ -232,7 +232,7 @@ def _with_plugins(plan: RecordingPlan, plugins: List[Any], asked: FrozenSet[str]
         elif is_missed:
             absent.append(source.looks_for())
     if absent and not why:  # otherwise the other reason is the real one
-        why.append("no accelerator is seen in it (%s)" % "; ".join(absent))
+        why.append("no accelerator was found in it (%s)" % "; ".join(absent))
     return plan._replace(why="; ".join(why), problems=tuple(problems), notes=tuple(notes))
 
 

@@ -176,7 +176,7 @@ def _sampler() -> Any:
 
         return sampler_binding.checked()
     except (ImportError, SourceError):
-        log_exception("the hooks of optimizers")
+        log_exception("the optimizer hooks cannot use the stack sampler")
         return None
 
 

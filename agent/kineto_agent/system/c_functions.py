@@ -93,7 +93,7 @@ def open_library(path: Optional[str], mode: int = os.RTLD_NOW) -> int:
     """The library's handle, as returned by dlopen. Raises OSError."""
     ours = (os.getpid(), path)
     if half_open(path):
-        raise OSError("%s is half open: this process was forked while another thread opened it" % path)
+        raise OSError("%s is partly loaded: this process was forked while another thread was loading it" % path)
     _opening.append(ours)
     try:
         handle: int = _dlopen(None if path is None else os.fsencode(path), mode | os.RTLD_NOW)

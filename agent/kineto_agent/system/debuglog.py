@@ -45,7 +45,7 @@ def log_exception(what: str) -> None:
         exc: Any = sys.exc_info()[1]
         while exc is not None:
             log("%s: %s: %s%s", what, type(exc).__name__, exc, _places(exc.__traceback__))
-            exc, what = exc.__cause__ or exc.__context__, "behind it"
+            exc, what = exc.__cause__ or exc.__context__, "caused by"
 
 
 def _places(trace: Any) -> str:

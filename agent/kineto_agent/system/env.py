@@ -9,13 +9,13 @@ import struct
 from typing import List, Mapping
 
 AGENT = "KINETO_AGENT"
-"""On (anything but empty and 0): the interpreter starts the agent. Explicitly off: neither does `kinetoctl run`."""
+"""Anything but empty and 0: the interpreter starts the agent. 0: `kinetoctl run` does not start it either."""
 
 AGENT_SOCKET = "KINETO_AGENT_SOCKET"
-"""Path of the daemon's agent socket. Unset: the places of `agent_socket_candidates`, in that order."""
+"""Path of the daemon's agent socket. Unset: the paths of `agent_socket_candidates` are tried in order."""
 
 AGENT_LOG = "KINETO_AGENT_LOG"
-"""A file to which the agent appends what it does. Unset: the agent logs nothing at all."""
+"""File to which the agent appends its log. Unset: the agent does not log."""
 
 CUPTI_LIBRARY = "KINETO_CUPTI_LIBRARY"
 """Path of the libcupti to use. Unset: the one that the process has loaded, else the one that comes with its torch."""

@@ -131,7 +131,7 @@ def _start_new_thread() -> Any:
     for found in (_START, _thread.start_new_thread, kept.get("start_new_thread")):
         if found.__class__ is _IN_C:
             return found
-    raise RuntimeError("the program has put a function of its own in the place of _thread.start_new_thread")
+    raise RuntimeError("the program has replaced _thread.start_new_thread with a function of its own")
 
 
 _IN_C: Any = [].append.__class__  # not type(len): the program may have replaced both

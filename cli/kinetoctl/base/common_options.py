@@ -122,7 +122,7 @@ class CommonOptions:
     """The values of the common options.
 
     address: of the daemon; address_given: whether an option or KINETO_ADDRESS names it.
-    timeout_s: limit for each answer of the daemon, in seconds.
+    timeout_s: limit for each daemon's answer, in seconds.
     wide: whether a table is to have all its columns, whatever the width of the terminal; output is then "table".
     file: where a table command writes its result instead of stdout; output is then the format of the file.
     """
@@ -172,8 +172,8 @@ _FORM_OR_FILE = _option(
 )
 _OTHERS = (
     _option("--no-color", is_flag=True, flag_value=True, help="Print without colours.  [env: NO_COLOR]"),
-    _option("--quiet", "-q", is_flag=True, flag_value=True, help="Print only errors on stderr, no progress."),
-    _option("--timeout", type=DURATION, help="Limit for each answer of the daemon.  [default: 30s]"),
+    _option("--quiet", "-q", is_flag=True, flag_value=True, help="Print only errors on stderr; no progress."),
+    _option("--timeout", type=DURATION, help="How long to wait for each response from the daemon.  [default: 30s]"),
 )
 
 

@@ -11,25 +11,28 @@ Theory of operation
 
 import os
 import select
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from kineto_trace.base.own_processes import tied_python
+from kineto_trace.base.own_processes import python, tied_python
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.errors import ChildFailed, Unreachable
+from kinetoctl.errors import ChildFailed, Denied, NeedsRoot, Unreachable
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 10.0
 POLL_S = 0.05
 LOG_LINES = 15
+NOT_PERMITTED = "ATTACH_NOT_PERMITTED"
 MAX_FOLDER_CHARS = 60  # a Unix socket's whole path has room for 107
 _UNIX = "unix:"
 _CONNECT_LIMIT_S = 1.0
@@ -75,7 +78,7 @@ class Child:
 
     def failed(self, what: str) -> ChildFailed:
         """The error for this child, with the end of its log."""
-        lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:] or ["(its log is empty)"]
         return ChildFailed("\n".join([f"{self.name} {what}", *(f"  | {line}" for line in lines)]))
 
     def check(self) -> None:
@@ -136,7 +139,7 @@ def own_daemon(prefix: str, *, timeout_s: float = 30.0) -> Iterator[OwnDaemon]:
     environ = {**os.environ, "TMPDIR": str(folder)}  # what its processes leave when they are killed goes, too
     try:
         with Child("the daemon", command, log, environ=environ) as child, client:
-            child.poll(lambda: _answers(client), START_DEADLINE_S, "did not answer")
+            child.poll(lambda: _answers(client), max(START_DEADLINE_S, timeout_s), "did not answer")
             yield client
     finally:
         if not client.keeps_folder:
@@ -162,9 +165,19 @@ def reachable_daemon(settings: CommonOptions, say: Callable[..., object]) -> Ite
             yield client
         return
     if not settings.quiet:
-        say("kinetod does not run here: starting one that ends with this command", err=True)
+        say("kinetod is not running here: starting one for the duration of this command", err=True)
     with own_daemon("kinetoctl-", timeout_s=settings.timeout_s) as own:
-        yield own
+        try:
+            yield own
+        except Denied as exc:
+            if os.geteuid() and exc.reason_code == NOT_PERMITTED:
+                raise NeedsRoot(exc, command_of_root()) from exc
+            raise
+
+
+def command_of_root() -> str:
+    """This command, as root would run it, whatever path sudo searches."""
+    return f"sudo {shlex.join(python('kinetoctl', *sys.argv[1:]))}"
 
 
 def _nobody_listens(address: str) -> bool:

@@ -82,7 +82,7 @@ def is_explained(code: str) -> bool:
 
 def advices(error: CliError) -> list[str]:
     """What to print below an error: what to do, or which command says that."""
-    explain = [f"`kinetoctl explain {error.reason_code}` says what to do."] if is_explained(error.reason_code) else []
+    explain = [f"Run `kinetoctl explain {error.reason_code}` for advice."] if is_explained(error.reason_code) else []
     return [*explain, *([error.help_text] if error.help_text else [])]
 
 

@@ -162,7 +162,9 @@ def _arguments(commands: Sequence[str], environ: Mapping[str, str], program: str
             ]
     # Only the programs: there may be a secret among the arguments.
     shown = ", ".join(repr(command.split(maxsplit=1)[0][:80]) for command in commands) or "nothing"
-    raise NotMigrated(f"{unit} does not start {program}: its ExecStart is {shown}; name its flag file with --flags")
+    raise NotMigrated(
+        f"{unit} does not start {program}: its ExecStart is {shown}; give {program}'s flag file with --flags"
+    )
 
 
 def _specified(text: str, name: str) -> str:
@@ -266,9 +268,9 @@ class FlagReader:
 
     def _of_file(self, path: Path, depth: int) -> Iterator[GivenFlag]:
         if depth > MAX_DEPTH:
-            raise NotMigrated(f"{path}: more than {MAX_DEPTH} flag files include each other")
+            raise NotMigrated(f"{path}: flag files are nested more than {MAX_DEPTH} deep")
         if len(self.files) >= MAX_FILES:
-            raise NotMigrated(f"{path}: more than {MAX_FILES} flag files are inserted")
+            raise NotMigrated(f"{path}: more than {MAX_FILES} flag files are included")
         text = self._read_text(path)
         _check_text(text, path)
         self.files.append(path)
@@ -301,8 +303,8 @@ class FlagReader:
                 variable = f"FLAGS_{name}"
                 if (value := self._environ.get(variable)) is not None:
                     if depth > MAX_DEPTH:
-                        raise NotMigrated(f"{given.where}: {variable} names itself")
-                    found = GivenFlag(name=name, value=value, where=f"{variable}, by {given.where}")
+                        raise NotMigrated(f"{given.where}: {variable} refers to itself")
+                    found = GivenFlag(name=name, value=value, where=f"{variable}, read by {given.where}")
                     yield from self._inserted(found, depth + 1)
                 elif given.name == _NEEDED:
                     raise NotMigrated(f"{given.where}: --{_NEEDED} names {name}, but {variable} is not set")
@@ -336,7 +338,7 @@ def read_file(path: Path) -> str:
     except OSError as exc:
         raise NotMigrated(f"cannot read {path}: {exc.strerror or exc}") from exc
     if len(data) > MAX_BYTES:
-        raise NotMigrated(f"{path} is longer than {MAX_BYTES} bytes, which no file of flags or unit is")
+        raise NotMigrated(f"{path} has more than {MAX_BYTES} bytes, too many for a flag file or a unit")
     try:
         return data.decode()
     except UnicodeDecodeError as exc:
@@ -348,11 +350,11 @@ def _check_text(text: str, path: Path) -> None:
     if text.startswith("\ufeff"):
         raise NotMigrated(f"{path} begins with a byte order mark, so Dynolog ignores its flags; save it without one")
     if "\0" in text:
-        raise NotMigrated(f"{path} is not plain text: it holds a NUL, at which Dynolog stops reading; save it as UTF-8")
+        raise NotMigrated(f"{path} is not plain text: it contains a NUL, where Dynolog stops reading; save it as UTF-8")
     ends = text.rpartition("\r")[0].replace("\r\n", "")
     if "\n" in ends:
         raise NotMigrated(
-            f"{path} has line ends of both Unix and Windows, so Dynolog takes several lines for one; "
+            f"{path} mixes Unix and Windows line endings, so Dynolog reads several lines as one; "
             "make them all the same, for example with dos2unix"
         )
 

@@ -87,7 +87,7 @@ def _parse_numbers(text: str, like: str, most: int, what: str) -> tuple[int, ...
             raise ValueError(f"expected {like}, got {text!r}")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ValueError(f"expected {like}, got {part.strip()!r}, whose end is below its start")
+            raise ValueError(f"expected {like}, got {part.strip()!r}, which ends before it starts")
         numbers.update(range(first, min(last, first + most) + 1))
     if len(numbers) > most:
         raise ValueError(f"expected at most {most:,} {what}, got {text!r}")
@@ -132,9 +132,13 @@ def parse_counters(text: str) -> tuple[str, tuple[str, ...]]:
     """A set of hardware counters, or the vendor's names of metrics, which have a dot. Raises ValueError."""
     names = tuple(part.strip() for part in text.split(","))
     if text.isdecimal():  # the option takes the word behind it
-        raise ValueError(f"{text} is no set; where it is a process, write it before the option, or --counters=overview")
+        raise ValueError(
+            f"{text} is not a counter set; if it is a process, put it before the option, or use --counters=overview"
+        )
     if not all(_COUNTER.fullmatch(name) for name in names):
-        raise ValueError(f"expected a set of `kinetoctl counters sets` or metrics with a submetric, got {text!r}")
+        raise ValueError(
+            f"expected a set listed by `kinetoctl counters sets`, or metrics with a submetric, got {text!r}"
+        )
     if len(names) == 1 and "." not in text:
         return names[0], ()
     return "", names

@@ -39,7 +39,7 @@ def parse_setting(text: str) -> tuple[str, str]:
     """Name and value of a text like limit=10. Raises ValueError."""
     name, separator, value = text.partition("=")
     if not name or not separator:
-        raise ValueError(f"expected an option of a view like limit=10, got {text!r}")
+        raise ValueError(f"expected a view option like limit=10, got {text!r}")
     return name.strip().replace("-", "_"), value
 
 
@@ -71,8 +71,8 @@ def typed(view: "View", name: str, text: str) -> Any:
 
 
 def type_text(kind: Any) -> str:
-    """For people: a whole number, a number, yes or no, a text, one of …, several (with commas)."""
-    plain = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
+    """For people: a whole number, a number, yes or no, text, one of …, several (separated by commas)."""
+    plain = {int: "a whole number", float: "a number", bool: "yes or no", str: "text"}
     if kind in plain:
         return plain[kind]
     words = option_words(kind)
@@ -82,8 +82,8 @@ def type_text(kind: Any) -> str:
         return " or ".join("none" if part is type(None) else type_text(part) for part in get_args(kind))
     if _is_list(kind):
         inner = next(iter(get_args(kind)), str)
-        return f"{type_text(inner)}, or several with commas"
-    return "a text"
+        return f"{type_text(inner)}, or several separated by commas"
+    return "text"
 
 
 def _is_list(kind: Any) -> bool:

@@ -31,7 +31,7 @@ _UNIX = "unix:"
 _SCHEMES = ("dns:///", "ipv4:", "ipv6:")
 _tokens: dict[str, Token] = {}
 CA, CERTIFICATE, KEY = endpoints.TLS_VARIABLES
-_START = "start kinetod there, or check host and port"
+_START = "start kinetod there, or check the host and port"
 _CONNECT_LIMIT_S = 1.0  # of a daemon whose queue is full
 _ROOT = 0
 
@@ -230,32 +230,32 @@ class _Problem(NamedTuple):
 _PROBLEMS = (
     _Problem(
         r"resolving|DNS resolution|Domain name not found|name or service not known",
-        "no host is known by this name",
+        "unknown host name",
         "check the name",
     ),
-    _Problem(r"Connection refused", "nothing listens there (connection refused)", _START),
-    _Problem(r"No route to host|unreachable", "there is no way to this host", "check the network and the name"),
+    _Problem(r"Connection refused", "nothing is listening there (connection refused)", _START),
+    _Problem(r"No route to host|unreachable", "there is no route to this host", "check the network and the name"),
     _Problem(
         r"Hostname Verification",
         "the server's certificate is for another name",
-        "use the name that is in the certificate",
+        "use the name in the certificate",
     ),
     _Problem(
         r"CERTIFICATE_VERIFY_FAILED",
         f"the server's certificate is not signed by an authority in {CA}",
-        f"set {CA} to the file with the authority that signed it",
+        f"set {CA} to the certificate file of the authority that signed it",
     ),
     _Problem(
         r"WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG",
         "the server does not speak TLS, but certificates are configured here",
-        f"unset {CA}, {CERTIFICATE} and {KEY}, or name the port of kinetod that has TLS",
+        f"unset {CA}, {CERTIFICATE} and {KEY}, or use kinetod's TLS port",
     ),
     _Problem(
         r"http1\.x server|Failed parsing HTTP/2",
-        "another server than kinetod answers there",
+        "a server other than kinetod answers there",
         "check the port",
     ),
-    _Problem(r"timed? ?out|Timeout|Deadline", "it does not answer", "check the host, the port and firewalls"),
+    _Problem(r"timed? ?out|Timeout|Deadline", "it is not responding", "check the host, the port and firewalls"),
 )
 _CLOSED = r"Socket closed|Connection reset|Broken pipe|EOF|GOAWAY"
 
@@ -267,7 +267,7 @@ def explanation(details: str, *, tls: bool) -> str:
             return f"{problem.meaning}; {problem.remedy}"
     if re.search(_CLOSED, details, re.IGNORECASE):
         if tls:
-            return f"it closed the connection; it may not accept the certificate in {CERTIFICATE}"
+            return f"it closed the connection; it might not accept the certificate in {CERTIFICATE}"
         return f"it closed the connection; if it expects TLS, set {CA}, {CERTIFICATE} and {KEY} to PEM files"
     return details
 
@@ -329,13 +329,13 @@ class SocketFolder:
         if not self._is_known(folder.st_uid):
             raise self._untrusted(f"{self._path.parent} belongs to {_name(folder.st_uid)}, not to root or you")
         if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise self._untrusted(f"users other than its owner can put sockets into {self._path.parent}")
+            raise self._untrusted(f"users other than its owner can create sockets in {self._path.parent}")
         found = os.stat(self._path.name, dir_fd=self._fd, follow_symlinks=False)
         if folder.st_uid == found.st_uid == self._uid:
             return
         peer = self._peer()
         if peer is not None and not self._is_known(peer):
-            raise self._untrusted(f"{_name(peer)} listens there, not root or you")
+            raise self._untrusted(f"{_name(peer)} is listening there, not root or you")
 
     def _is_known(self, uid: int) -> bool:
         return uid in (_ROOT, self._uid) or vouched_for(self._path, uid, self._run)

@@ -99,8 +99,8 @@ class ConditionWatch:
 
     def _never(self, uses_a_gpu: bool) -> str:
         if not uses_a_gpu:
-            return f"--when {self._condition}: none of the processes uses a GPU"
-        return f"--when {self._condition}: no GPU of the processes has {self._condition.figure}"
+            return f"--when {self._condition}: none of the processes is using a GPU"
+        return f"--when {self._condition}: no GPU of the processes reports {self._condition.figure}"
 
 
 def _used(sample: "pb.HostSample") -> set[tuple[str, int]]:
@@ -125,6 +125,6 @@ def wait_for(
             return met
         if within_ns is not None and clock() - began >= within_ns / 1e9:
             seen = ", ".join(f"GPU {gpu} {condition.shown(value)}" for gpu, value in watch.last.items())
-            told = f"; it was last: {seen}" if seen else ""
+            told = f"; last values: {seen}" if seen else ""
             raise ConditionNotMet(f"--when {condition}: not met within {format_duration(within_ns)}{told}")
-    raise ConditionNotMet(f"--when {condition}: the daemon ended its samples of the GPUs before it was met")
+    raise ConditionNotMet(f"--when {condition}: the daemon stopped sampling the GPUs before the condition was met")

@@ -23,7 +23,7 @@ from kinetoctl.client.channel import StubCalls, open_connection, unreachable
 
 ERROR_DOMAIN = "kineto"
 STATUS_KEY = "grpc-status-details-bin"  # of the trailing metadata in which gRPC puts a google.rpc.Status
-TOO_MANY_STACKS = "more came than is read at once: select fewer processes"
+TOO_MANY_STACKS = "the answer is too large to read at once: select fewer processes"
 STREAM_DEADLINE_S = (
     300.0  # a longer watch or fetch is reopened, so that a dead peer is noticed after this time at the latest
 )
@@ -87,7 +87,7 @@ def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.TimedOut(f"the daemon at {address} did not answer within {timeout_s:g} s")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return errors.Unsupported(f"the daemon at {address} does not know this call ({details})")
+        return errors.Unsupported(f"the daemon at {address} does not support this call ({details})")
     return ERRORS[code](f"the daemon at {address} answered {code.name}: {details}")
 
 

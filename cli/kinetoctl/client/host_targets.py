@@ -49,7 +49,9 @@ class Place:
         given = {field.name for field, _ in condition.ListFields()}
         if twice := [field.name for field, _ in self.selector.ListFields() if field.name in given]:
             option = f"--{twice[0].removesuffix('s').replace('_', '-')}"
-            raise UsageProblem(f"{option}: the named job or pod already sets this condition; leave one of them out")
+            raise UsageProblem(
+                f"{option}: the job or pod that you named already sets this condition; use only one of them"
+            )
         both = pb.Selector()
         both.CopyFrom(self.selector)
         both.MergeFrom(condition)
@@ -110,7 +112,7 @@ def parse_hosts(text: str, address_template: str) -> list[Place]:
         raise ValueError(f"{path} is too large for a list of hosts (limit: 4 MiB)")
     found = list(_of_lines(content.splitlines(), path, address_template))
     if not found:
-        raise ValueError(f"{path} contains no host")
+        raise ValueError(f"{path} contains no hosts")
     return found
 
 
@@ -201,7 +203,7 @@ def of_slurm_job(
         tell(note)
     nodes = {node.name: node.selector for node in expanded.nodes}
     if strangers := [place.host for place in named if place.host not in nodes]:
-        raise ValueError(f"Slurm job {job.text} does not run on {few(strangers)}, but on {few(nodes)}")
+        raise ValueError(f"Slurm job {job.text} is not running on {few(strangers)}, but on {few(nodes)}")
     if named:
         return [replace(place, selector=nodes[place.host]) for place in named]
     addresses = node_addresses(list(nodes), run=run) if ADDRESS_FIELD in address_template else {}

@@ -86,7 +86,7 @@ class Tunnels:
     def open(self, name: str, connect: Connect, first: socket.socket | None, tell: Callable[[str], None]) -> str:
         """Opens a tunnel and returns its gRPC address.
 
-        first: a remote connection that exists already; tell: receives the reason if a connection fails.
+        first: an existing remote connection; tell: receives the reason if a connection fails.
         """
         with self._lock:
             path = self._path(name)
@@ -221,8 +221,8 @@ def kube_places(
     for target in options.targets:
         if bool(target.pod) == bool(options.selector):
             raise ValueError(
-                f"--kube {target}: name a pod (NAMESPACE/POD) or select pods by their labels (-l KEY=VALUE), not "
-                f"{'both' if target.pod else 'neither'}"
+                f"--kube {target}: name a pod (NAMESPACE/POD) or select pods by their labels (-l KEY=VALUE)"
+                f"{', not both' if target.pod else ''}"
             )
     with contextlib.closing(Cluster(options.context, options.kubeconfig, environ)) as cluster:
         return _places(cluster, options, tell, tunnels, environ)
@@ -273,7 +273,7 @@ def _running(cluster: "Cluster", options: KubeOptions, tell: Callable[[str], Non
         pod = waiting[0]
         raise PodNotRunning(
             f"the pod {pod} is not running: it is {pod.phase or 'not scheduled'}; `kubectl -n {pod.namespace} describe "
-            f"pod {pod.name}` says why"
+            f"pod {pod.name}` shows why"
         )
     if waiting:
         tell(f"left out because they are not running: {few(sorted(map(str, waiting)))}")
@@ -289,15 +289,17 @@ def _daemons(
 ) -> dict[str, Pod]:
     """kinetod's pods by node. Raises NoKinetod if none of these nodes has one."""
     found = {pod.node: pod for pod in cluster.pods(namespace, KINETOD_LABELS) if _runs(pod)}
-    where = f"`kubectl -n {namespace} get pods -o wide -l {KINETOD_LABELS}` shows where it runs"
+    where = f"`kubectl -n {namespace} get pods -o wide -l {KINETOD_LABELS}` shows where it is running"
     if missing := [node for node in by_node if node not in found]:
-        text = f"no kinetod runs on {few(sorted(missing))}, where {by_node[missing[0]][0]} is; {where}"
+        text = f"kinetod is not running on {few(sorted(missing))}, where {by_node[missing[0]][0]} is; {where}"
         if len(missing) == len(by_node):
             raise NoKinetod(text)
         tell(text)
     for node in by_node:
         if node in found and not found[node].ready:
-            tell(f"kinetod on {node} ({found[node]}) is not ready; `kubectl -n {namespace} logs {found[node].name}`")
+            tell(
+                f"kinetod on {node} ({found[node]}) is not ready; see `kubectl -n {namespace} logs {found[node].name}`"
+            )
     return found
 
 
@@ -313,7 +315,7 @@ def _port(daemon: Pod, name: str, component: str) -> int:
     if name not in daemon.ports:
         raise NoKinetod(
             f"kinetod's pod {daemon} has no port {name!r}: it was installed without {component} "
-            "(docs/kubernetes.md says how to add it)"
+            "(to add it, see docs/kubernetes.md)"
         )
     return daemon.ports[name]
 
@@ -380,7 +382,8 @@ class Cluster:
                 config.load_kube_config(kubeconfig, context, client_configuration=self._configuration)
         except (config.ConfigException, OSError, ValueError) as exc:
             raise KubeFailed(
-                f"the kubeconfig cannot be used: {exc}; --kubeconfig names the file, --kube-context a context in it"
+                f"the kubeconfig cannot be used: {exc}; choose its file with --kubeconfig, its context with "
+                "--kube-context"
             ) from exc
 
     def close(self) -> None:
@@ -452,7 +455,7 @@ class Cluster:
             said = answer.read(MAX_ANSWER_BYTES + 1)
             answer.release_conn()
             if len(said) > MAX_ANSWER_BYTES:
-                raise ValueError(f"more than {MAX_ANSWER_BYTES} bytes")
+                raise ValueError(f"its answer has more than {MAX_ANSWER_BYTES} bytes")
             return json.loads(said)
 
         return _within(ANSWER_S, ask)
@@ -470,9 +473,9 @@ class Cluster:
                 raise NoSuchPod(f"cannot {what}: {said}") from exc
             if exc.status in (401, 403):
                 raise KubeDenied(f"Kubernetes does not let you {what}: {said}") from exc
-            raise KubeFailed(f"cannot {what}: the API server ({self._where}) answers {exc.status}: {said}") from exc
+            raise KubeFailed(f"cannot {what}: the API server ({self._where}) answered {exc.status}: {said}") from exc
         except (OSError, ValueError, urllib3.exceptions.HTTPError) as exc:
-            raise KubeFailed(f"cannot {what}: the API server ({self._where}) does not answer: {exc}") from exc
+            raise KubeFailed(f"cannot {what}: no usable answer from the API server ({self._where}): {exc}") from exc
 
 
 def _within(deadline_s: float, call: Callable[[], T]) -> T:

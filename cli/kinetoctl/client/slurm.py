@@ -62,10 +62,10 @@ def _numbers(text: str) -> Iterable[int]:
     for item in text.split(","):
         match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?", item)
         if match is None:
-            raise ValueError(f"expected tasks of an array like 1-3,7, got {item!r}")
+            raise ValueError(f"expected array tasks like 1-3,7, got {item!r}")
         first, last, stride = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or stride == 0 or last - first > MAX_TASKS:
-            raise ValueError(f"expected tasks of an array like 1-3,7, got {item!r}")
+            raise ValueError(f"expected array tasks like 1-3,7, got {item!r}")
         yield from range(first, last + 1, stride)
 
 
@@ -127,7 +127,7 @@ def run_slurm(command: Sequence[str]) -> str:
         )
     except FileNotFoundError as exc:
         raise SlurmFailed(
-            f"{command[0]}, which knows where a Slurm job runs, is not installed here; run kinetoctl on a login node "
+            f"{command[0]}, which is needed to locate Slurm jobs, is not installed here; run kinetoctl on a login node "
             "of the cluster, or install Slurm's client programs (slurm-client)"
         ) from exc
     except OSError as exc:
@@ -161,7 +161,7 @@ def node_addresses(names: Sequence[str], *, run: Run = run_slurm) -> dict[str, s
     text = run(("scontrol", "show", "node", "--oneliner", ",".join(names)))
     found = dict(re.findall(r"^NodeName=(\S+) .*? NodeAddr=(\S+) ", text, re.MULTILINE))
     if missing := [name for name in names if name not in found]:
-        raise SlurmFailed(f"scontrol show node gives no address of {few(missing)}")
+        raise SlurmFailed(f"scontrol show node gives no address for {few(missing)}")
     return found
 
 
@@ -217,8 +217,8 @@ def _is_meant(job: SlurmJob, part: JobPart) -> bool:
 
 def _unknown(job: SlurmJob) -> NoSuchJob:
     return NoSuchJob(
-        f"Slurm knows no job {job.job}: it ended a while ago, never existed, or belongs to another user or cluster "
-        "(SLURM_CLUSTERS)"
+        f"Slurm does not know job {job.job}: it ended a while ago, never existed, or belongs to another user or "
+        "cluster (SLURM_CLUSTERS)"
     )
 
 
@@ -239,11 +239,11 @@ def _not_running(job: SlurmJob, parts: Sequence[JobPart]) -> JobNotRunning | NoS
 def _notes(job: SlurmJob, parts: Sequence[JobPart], running: Sequence[JobPart]) -> Iterable[str]:
     if len(running) < len(parts):
         others = ", ".join(sorted({part.state for part in parts if part.state != _RUNNING}))
-        yield f"{len(running)} of {len(parts)} parts of Slurm job {job.text} are running, the others are {others}"
+        yield f"{len(running)} of {len(parts)} parts of Slurm job {job.text} are running; the others are {others}"
     uids = {part.uid: part.user for part in running}
     if os.geteuid() not in (0, *uids):
         users = ", ".join(sorted(uids.values()))
-        yield f"Slurm job {job.text} belongs to {users}; only its owner and the daemons' administrators may trace it"
+        yield f"Slurm job {job.text} belongs to {users}; only its owner and the daemons' administrators can trace it"
 
 
 # nodes
@@ -260,7 +260,7 @@ def _node_lists(job: SlurmJob, parts: Sequence[JobPart], run: Run) -> list[tuple
     names = ((part, f"{name}.{job.step}") for part in parts for name in dict.fromkeys((part.name, part.id)))
     found = [(part, steps[name]) for part, name in names if name in steps]
     if not found:
-        raise NoSuchJob(f"Slurm job {job.text} has no such step now; its steps are: {few(steps) or 'none'}")
+        raise NoSuchJob(f"Slurm job {job.text} has no such step at the moment; its steps are: {few(steps) or 'none'}")
     return found
 
 

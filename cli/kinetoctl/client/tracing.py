@@ -175,7 +175,7 @@ def _noted_interrupts() -> Iterator[list[int]]:
 def _stop(client: Client, capture: pb.Capture, progress: Progress) -> None:
     count = sum(target.state != pb.TARGET_STATE_ENDED for target in capture.targets)
     if not count:
-        progress.note(f"capture {capture.id} has ended already; press Ctrl-C again to exit at once")
+        progress.note(f"capture {capture.id} has already ended; press Ctrl-C again to exit at once")
         return
     again = "discard it"
     if client.outlives_command:
@@ -267,7 +267,7 @@ def fetch_files(
 def broken_promise(target: pb.Target, name: str) -> list[CliError]:
     """A target that is DONE has files; a daemon that reports DONE without files must not lead to exit code 0."""
     broken = target.verdict == pb.VERDICT_DONE and not target.files
-    return [Refused(f"{name}: the daemon reports DONE, but no file")] if broken else []
+    return [Refused(f"{name}: the daemon reports DONE, but lists no file")] if broken else []
 
 
 def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
@@ -287,7 +287,7 @@ def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
         raise
     except KeyboardInterrupt:
         if client.outlives_command:
-            progress.note(f"`kinetoctl captures fetch {outcome.capture.id}` downloads what the daemon keeps of it")
+            progress.note(f"`kinetoctl captures fetch {outcome.capture.id}` downloads the files that the daemon keeps")
         raise
     for target in outcome.capture.targets:
         outcome.problems += broken_promise(target, enum_names.target(target))
@@ -322,7 +322,7 @@ def _is_already_there(path: Path, file: pb.TraceFile) -> bool:
         return False
     if path.stat().st_size == file.size_bytes and _sha256(path) == file.sha256:
         return True
-    raise FileConflict(f"{path} exists and is not this trace")
+    raise FileConflict(f"{path} already exists and is not this trace")
 
 
 def _open_part(path: str, flags: int) -> int:
@@ -331,7 +331,7 @@ def _open_part(path: str, flags: int) -> int:
 
 def _check_regular(part: Path, stream: BinaryIO) -> None:
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        raise FileConflict(f"{part} exists and is not a regular file")
+        raise FileConflict(f"{part} already exists and is not a regular file")
 
 
 @contextmanager
@@ -374,7 +374,7 @@ class _Fetch:
             self._file.size_bytes,
         ):
             raise VerificationFailed(
-                f"the daemon sends a different {self._file.format} file than the capture announces"
+                f"the daemon sent a different {self._file.format} file from the one that the capture lists"
             )
         if chunk.offset != offset or offset + len(chunk.data) > self._file.size_bytes:
             raise VerificationFailed(
@@ -406,19 +406,19 @@ class _Fetch:
         if digest.hexdigest() != self._file.sha256:
             raise VerificationFailed(
                 f"the SHA-256 of the received {self._file.format} file is {digest.hexdigest()}, "
-                f"the daemon announced {self._file.sha256}"
+                f"but the daemon announced {self._file.sha256}"
             )
 
     def _check_complete(self, offset: int) -> None:
         if offset < self._file.size_bytes:
-            raise VerificationFailed(f"the daemon sent {offset} bytes of {self._file.size_bytes} and ended the stream")
+            raise VerificationFailed(f"the daemon ended the stream after {offset} of {self._file.size_bytes} bytes")
 
 
 def _publish(part: Path, path: Path) -> None:
     try:
         path.hardlink_to(part)
     except FileExistsError as exc:
-        raise FileConflict(f"another program has created {path} during the download; the trace is in {part}") from exc
+        raise FileConflict(f"another program created {path} during the download; the trace is in {part}") from exc
     except OSError:  # a file system without hard links
         part.rename(path)
     else:
@@ -443,10 +443,14 @@ def _receive(fetch: _Fetch, stream: BinaryIO) -> None:
 
 
 def _full(path: Path, file: pb.TraceFile, code: int | None) -> str:
-    what = "your quota on the disk" if code == errno.EDQUOT else "the disk"
+    what = (
+        f"your disk quota for {path.parent} is used up"
+        if code == errno.EDQUOT
+        else f"the disk of {path.parent} is full"
+    )
     return (
-        f"{what} of {path.parent} is full: {path.name} takes {format_size(file.size_bytes)}, {room(path.parent)}; "
-        "free space there or choose another --output-dir"
+        f"{what}: {path.name} needs {format_size(file.size_bytes)}, {room(path.parent)}; "
+        "free up space there or choose another --output-dir"
     )
 
 

@@ -57,7 +57,7 @@ captures_argument = click.argument("capture_ids", metavar="ID...", nargs=-1, req
     type=click.IntRange(1),
     default=20,
     metavar="N",
-    help="Number of captures to list, the newest of each host.  [default: 20]",
+    help="How many captures to list per host, newest first.  [default: 20]",
 )
 @listing_options(CAPTURES.orders, "newest first, host by host")
 @place_options
@@ -97,14 +97,14 @@ def _follow(client: Client, capture: "pb.Capture", settings: CommonOptions) -> N
 @place_options
 @common_options
 def show_capture_of(capture_id: str, watches: bool, **hosts: Any) -> int:
-    """Show one capture: targets, verdicts and what was recorded.
+    """Show one capture: its processes, their verdicts and what was recorded.
 
     With several hosts, ID is the one that `kinetoctl trace` printed for the whole capture.
     """
     settings = current()
     if places := named_places(hosts):
         if watches:
-            raise click.UsageError("--watch follows the capture of one host: name it with --address")
+            raise click.UsageError("--watch follows a capture on a single host: name that host with --address")
         fleet = find_fleet(places, capture_id, timeout_s=settings.timeout_s)
         show_fleet_result(fleet, None, None, settings)
         return ExitCode.DONE
@@ -122,9 +122,9 @@ def _check(capture_id: str, targets: "Sequence[pb.Target]", file_format: str, *,
     if not formats and runs:
         raise Refused(f"capture {capture_id} is still running; `kinetoctl captures show {capture_id}` shows its state")
     if not formats:
-        raise NotFound(f"capture {capture_id} has no file; `kinetoctl captures show {capture_id}` says why")
+        raise NotFound(f"capture {capture_id} has no files; `kinetoctl captures show {capture_id}` shows why")
     if file_format and file_format not in formats:
-        raise NotFound(f"capture {capture_id} has no file of format {file_format}, only {', '.join(sorted(formats))}")
+        raise NotFound(f"capture {capture_id} has no file in format {file_format}, only {', '.join(sorted(formats))}")
 
 
 def _fetch_fleet(fleet: Fleet, directory: Path, settings: CommonOptions, *, file_format: str, merge: bool) -> ExitCode:
@@ -162,7 +162,9 @@ def fetch(capture_id: str, pid: int | None, file_format: str, output_dir: Path, 
     settings = current()
     if places := named_places(hosts):
         if pid is not None:
-            raise click.UsageError("--pid needs a single host: name that host alone, and the capture by its id there")
+            raise click.UsageError(
+                "--pid works with a single host only: name that host alone, and the capture by its id there"
+            )
         fleet = find_fleet(places, capture_id, timeout_s=settings.timeout_s)
         _check(fleet.id, [rank.target for rank in fleet.processes()], file_format)
         return _fetch_fleet(fleet, prepare_folder(output_dir), settings, file_format=file_format, merge=not no_merge)
@@ -172,7 +174,7 @@ def fetch(capture_id: str, pid: int | None, file_format: str, output_dir: Path, 
         outcome = Outcome(client.capture(capture_id))
         targets = [target for target in outcome.capture.targets if pid in (None, target.pid)]
         if not targets:
-            raise NotFound(f"capture {capture_id} has no target with pid {pid or 0}")
+            raise NotFound(f"capture {capture_id} has no process{'' if pid is None else f' with pid {pid}'}")
         _check(capture_id, targets, file_format, runs=not has_ended(outcome.capture))
         folder = prepare_folder(output_dir)
         with show_progress(quiet=settings.quiet, color=settings.color) as progress:
@@ -228,7 +230,7 @@ def pin(capture_ids: tuple[str, ...]) -> int:
 @captures_argument
 @common_options
 def unpin(capture_ids: tuple[str, ...]) -> int:
-    """Remove the protection of `captures pin`."""
+    """Remove the protection set by `captures pin`."""
     return _each(capture_ids, "unpinned", lambda client, capture_id: client.pin(capture_id, pinned=False))
 
 
@@ -259,7 +261,7 @@ def _show(checked: list[Checked], settings: CommonOptions) -> None:
 
 @command.command("verify")
 @some_captures_argument
-@click.option("--uploaded", is_flag=True, help="Verify the uploaded copies of files that are on the host too.")
+@click.option("--uploaded", is_flag=True, help="Also verify the uploaded copies of files that are still on the host.")
 @common_options
 def verify(capture_ids: tuple[str, ...], uploaded: bool) -> int:
     """Verify the size and SHA-256 of stored files.

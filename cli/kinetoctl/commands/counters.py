@@ -35,10 +35,10 @@ def command() -> None:
 @click.option("--metrics", "base_metrics", is_flag=True, help="Print the names of all metrics that each GPU has.")
 @common_options
 def list_gpus(base_metrics: bool) -> int:
-    """List the GPUs of the daemon's host whose counters can be sampled, and why others cannot.
+    """List the GPUs of the daemon's host whose counters can be sampled, and why others cannot be.
 
-    A name of --metrics is completed by a submetric, such as dram__throughput.avg.pct_of_peak_sustained_elapsed or
-    pcie__read_bytes.sum.per_second.
+    To use a name that --metrics prints, append a submetric, as in dram__throughput.avg.pct_of_peak_sustained_elapsed
+    or pcie__read_bytes.sum.per_second.
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
@@ -54,7 +54,7 @@ def list_gpus(base_metrics: bool) -> int:
     print_table(GPU_COLUMNS, [_gpu_row(gpu) for gpu in found.gpus], color=settings.color)
     if found.backend:
         by = zip(found.backend.split(", "), found.library_version.split(", "), strict=False)
-        say(f"By {', '.join(f'{name} ({version})' for name, version in by)}.", err=True)
+        say(f"Sampled by {', '.join(f'{name} ({version})' for name, version in by)}.", err=True)
     return ExitCode.DONE
 
 
@@ -66,10 +66,10 @@ def _gpu_row(gpu: "pb.CounterGpu") -> tuple[str, ...]:
 @command.command("sets")
 @common_options
 def sets() -> int:
-    """Show the sets of metrics, and what of each is sampled on each GPU.
+    """Show the sets of metrics, and which metrics of each set are sampled on each GPU.
 
-    A set is sampled in one pass. Metrics that a GPU does not have, or not in one pass with those before them, are left
-    out there, with the reason.
+    A set is sampled in one pass. Metrics that a GPU lacks, or that do not fit into one pass with those before them, are
+    left out on that GPU, with the reason.
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
@@ -97,14 +97,19 @@ def _set_rows(gpu: "pb.CounterGpu") -> "list[tuple[str, ...]]":
 
 @command.command("watch")
 @click.argument("metrics", nargs=-1)
-@click.option("--set", "set_name", metavar="SET", help="A set of `kinetoctl counters sets`.  [default: overview]")
-@click.option("--gpu", "gpus", type=click.IntRange(min=0), multiple=True, help="This GPU. May be repeated.")
+@click.option(
+    "--set",
+    "set_name",
+    metavar="SET",
+    help="Set of metrics; `kinetoctl counters sets` lists them.  [default: overview]",
+)
+@click.option("--gpu", "gpus", type=click.IntRange(min=0), multiple=True, help="Only this GPU; repeatable.")
 @click.option("--interval", type=DURATION, default="1s", show_default=True, help="Time between two lines.")
 @click.option(
     "--counter-interval",
     type=DURATION,
     default=0,
-    help="Time between two samples, from 10us on.  [default: 1ms, or the GPU's shortest if that is longer]",
+    help="Time between two samples, at least 10us.  [default: 1ms, or the GPU's shortest if that is longer]",
 )
 @click.option("--once", is_flag=True, help="Print one line for each GPU and metric, and exit.")
 @common_options
@@ -118,16 +123,16 @@ def watch(
 ) -> int:
     """Show means of hardware counters of GPUs until Ctrl-C.
 
-    METRICS are the vendor's names with a submetric, all to be measured in one pass, instead of a set. Without --gpu:
-    all GPUs that the caller may watch and that have what is asked for. The figures tell of all processes on a GPU.
-    Until it ends, nobody else can have a GPU's counters: not ncu, nor DCGM before Hopper.
+    METRICS, which replace the set, are the vendor's names with a submetric; all of them must fit into one pass. Without
+    --gpu, it watches all GPUs that you are allowed to watch and that have these counters. The figures cover all
+    processes on a GPU. While it runs, nobody else can use a GPU's counters: neither ncu nor, before Hopper, DCGM.
 
-    In a pipe, or with -o json or yaml, samples are printed one after the other, in JSON one per line.
+    In a pipe, or with -o json or yaml, samples are printed one after the other (one per line in JSON).
     """
     from kineto_protos.v1 import profiler_pb2 as pb
 
     if metrics and set_name:
-        raise click.UsageError("METRICS and --set exclude each other")
+        raise click.UsageError("METRICS and --set cannot be combined")
     settings = current()
     request = pb.WatchCountersRequest(
         gpus=gpus, set=set_name or "", metrics=metrics, interval_ns=counter_interval, period_ns=interval

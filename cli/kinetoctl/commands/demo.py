@@ -57,14 +57,14 @@ def _trace(client: Client, pid: int, duration_ns: int, folder: Path, settings: C
 def command(output_dir: Path, duration: int) -> int:
     """Try it all out: a daemon, a training process, a trace of it and a report.
 
-    The demo needs no GPU, no running daemon and no privilege. It starts a daemon and a training process of its own
-    (so --address has no effect) and ends both; only the trace is kept.
+    The demo needs no GPU, no running daemon and no privileges. It starts a daemon and a training process of its own
+    (so --address has no effect) and stops both at the end; only the trace is kept.
     """
     settings = current()
     output_dir = prepare_folder(output_dir)
     _say(settings, "[1/5] kinetod: start a daemon")
     with own_daemon("kineto-demo-") as client:
-        _say(settings, "[2/5] kinetoctl run -- python -m kinetoctl.demo_target: start a process that trains")
+        _say(settings, "[2/5] kinetoctl run -- python -m kinetoctl.demo_target: start a training process")
         with demo_target(client) as child:
             process = wait_for_agent(client, child)
             _say(settings, f"[3/5] kinetoctl ps: process {process.pid} is training and its agent is ready")

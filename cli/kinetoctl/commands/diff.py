@@ -44,8 +44,8 @@ def _parse_limit(text: str) -> tuple[str, float]:
     found = _LIMIT.fullmatch(text)
     if found is None or (found["view"] or STEPS) not in DIFF_VIEWS:
         raise ValueError(
-            f"{text!r} is not a limit; expected for example 5% for the step time, or ops=20% for each operator "
-            f"(also {', '.join(name for name in DIFF_VIEWS if name not in (STEPS, 'ops'))})"
+            f"{text!r} is not a limit; use, for example, 5% for the step time, or ops=20% for each operator "
+            f"(likewise {', '.join(name for name in DIFF_VIEWS if name not in (STEPS, 'ops'))})"
         )
     return found["view"] or STEPS, float(found["percent"])
 
@@ -91,23 +91,28 @@ class DiffOptions:
     "views",
     metavar="NAME",
     multiple=True,
-    help="View of `kinetoctl report` whose rows to compare; repeatable.",
+    help="Compare the rows of this view of `kinetoctl report`; repeatable.",
 )
 @click.option(
     "--set",
     "settings",
     type=Parsed("name=value", parse_setting),
     multiple=True,
-    help="Set an option of these views, or of one of them with VIEW.NAME=VALUE; repeatable.",
+    help="Set an option of these views, or of a single one with VIEW.NAME=VALUE; repeatable.",
 )
-@click.option("--total", is_flag=True, help="Times of ops, modules and paths with what is inside them.")
-@click.option("--all", "everything", is_flag=True, help="Show rows within the noise too (other formats have them).")
+@click.option(
+    "--total", is_flag=True, help="Compare total times of ops, modules and paths, including what is inside them."
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Show rows within the noise too (formats other than tables always do)."
+)
 @click.option(
     "--fail-on",
     metavar="[VIEW=]PERCENT",
     type=Parsed("limit", _parse_limit),
     multiple=True,
-    help="Exit with 9 if the step time grew by this much beyond the noise, or a row of VIEW: 5%, ops=20%; repeatable.",
+    help="Exit with code 9 if the step time, or a row of VIEW, grew by at least this much beyond the noise, for "
+    "example 5% or ops=20%; repeatable.",
 )
 @click.option(
     "--junit", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the checks as JUnit XML."
@@ -118,18 +123,19 @@ class DiffOptions:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the changes and the checks as Markdown.",
 )
-@click.option("--github-summary", is_flag=True, help=f"Append that to the file that ${GITHUB_SUMMARY} names.")
+@click.option("--github-summary", is_flag=True, help=f"Append the Markdown to the file named by ${GITHUB_SUMMARY}.")
 @click.option("--rank", metavar="N", type=int, help="Only this rank of OTHER.")
 @click.option(
     "--base-rank",
     metavar="N",
     type=int,
-    help="Only this rank of BASELINE, with which every rank of OTHER is compared.",
+    help="Compare every rank of OTHER with this rank of BASELINE.",
 )
 @click.option(
     "--path",
     metavar="PATH",
-    help="Node of the tree (column path), for example 0-2: its children, or with --by ops its operators.",
+    help="Compare the children of this node of the tree, for example 0-2 (see the column path); with --by ops, its "
+    "operators.",
 )
 @click.option(
     "--compat",
@@ -154,8 +160,8 @@ def command(baseline: str, other: str, **values: Any) -> int:
     kinetoctl diff --base-rank 0 --rank 3 job/ job/
     kinetoctl diff --view overview --view step_phases before/ after/
 
-    Times are means per whole step. A difference is called a change only if it is beyond the noise over the steps.
-    Folders and patterns stand for the ranks of a job, which are matched by their numbers.
+    Times are means per complete step. A difference counts as a change only if it is beyond the noise between steps.
+    Folders and patterns stand for the ranks of a job; ranks are matched by number.
     """
     options, settings = DiffOptions(**values), current()
     _check(options)
@@ -174,23 +180,23 @@ def command(baseline: str, other: str, **values: Any) -> int:
 
 def _check(options: DiffOptions) -> None:
     if options.path is not None and not {TREE, "ops"} >= set(options.names):
-        raise click.UsageError(f"--path is for --by {TREE} and --by ops")
+        raise click.UsageError(f"--path only applies to --by {TREE} and --by ops")
     if options.compat and not {TREE, "ops"} >= set(options.names):
-        raise click.UsageError(f"--compat is for --by {TREE} and --by ops")
+        raise click.UsageError(f"--compat only applies to --by {TREE} and --by ops")
     if options.fail_on and (options.path is not None or options.compat):
-        raise click.UsageError("--fail-on judges times per step; --path and --compat compare sums")
+        raise click.UsageError("--fail-on checks times per step, but --path and --compat compare sums: leave one out")
     for name in options.views:
         by = next((by for by, view in DIFF_VIEWS.items() if view == COUNTERPARTS.get(name)), None)
         if by is not None:
-            raise click.UsageError(f"--view {name} is compared step by step: use --by {by}")
+            raise click.UsageError(f"the view {name} is compared step by step: use --by {by} instead")
     if options.settings and not options.views:
-        raise click.UsageError("--set is for --view")
+        raise click.UsageError("--set only applies to --view")
     if options.total and set(options.names).isdisjoint(WITH_TOTALS):
-        raise click.UsageError(f"--total is for --by {', '.join(WITH_TOTALS)}")
+        raise click.UsageError(f"--total only applies to --by {', '.join(WITH_TOTALS)}")
     if options.junit is not None and not options.fail_on:
-        raise click.UsageError("--junit writes the checks of --fail-on; name at least one")
+        raise click.UsageError("--junit writes the checks of --fail-on: give at least one --fail-on")
     if options.github_summary and not os.environ.get(GITHUB_SUMMARY):
-        raise click.UsageError(f"--github-summary needs the variable {GITHUB_SUMMARY}; --markdown FILE writes any file")
+        raise click.UsageError(f"--github-summary needs the variable {GITHUB_SUMMARY}; elsewhere, use --markdown FILE")
 
 
 def _ranks(argument: str, sources: Sequence["Source"]) -> dict[int, "Source"]:
@@ -209,7 +215,7 @@ def _of_rank(argument: str, found: dict[int, "Source"], rank: int | None) -> dic
     if rank is None:
         return found
     if rank not in found:
-        raise UsageProblem(f"{argument} has no trace of rank {rank}; there are: {', '.join(map(str, found))}")
+        raise UsageProblem(f"{argument} has no trace of rank {rank}; its ranks are: {', '.join(map(str, found))}")
     return {rank: found[rank]}
 
 
@@ -221,7 +227,7 @@ def _results(
     shared = sorted(set(first) & set(second))
     if not shared:
         raise UsageProblem(
-            f"the two jobs have no rank in common: {', '.join(map(str, first))} and {', '.join(map(str, second))}"
+            f"the two jobs have no rank in common: {', '.join(map(str, first))} versus {', '.join(map(str, second))}"
         )
     views = _views(options, first, second, shared) if options.views else {}
     return {**(_per_step(options, first, second, shared) if options.names else {}), **views}
@@ -302,7 +308,7 @@ def _trees(options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[
         if len(side) > 1:
             names = ", ".join(str(source.path) for source in list(side.values())[:3])
             raise UsageProblem(
-                f"--by {TREE}, --path and --compat compare one trace with one; there are several: {names}"
+                f"--by {TREE}, --path and --compat compare one trace with another, but there are several: {names}"
             )
     before, after = (open_context(next(iter(side.values()))) for side in (first, second))
     node, compat = options.path or ROOT, Compat(options.compat or Compat.NONE)
@@ -378,7 +384,7 @@ def _exit_code(
         return ExitCode.REGRESSED
     unknown = [f"{view}: {check.message}" for view, check in every if check.outcome is CheckOutcome.UNKNOWN]
     if unknown:
-        raise NotComparable(f"--fail-on cannot be judged: {'; '.join(unknown)}")
+        raise NotComparable(f"--fail-on: no verdict is possible: {'; '.join(unknown)}")
     partial = any(note.endswith(": not compared") for result in results.values() for note in result.notes)
     return ExitCode.PARTIAL if partial else ExitCode.DONE
 

@@ -29,10 +29,10 @@ COLUMNS = ("CODE", "STATUS", "MEANING")
 def command(pid: int | None) -> int:
     """Check whether a process can be traced, and if not, what to do about it.
 
-    Shows how a capture would attach to process PID, and the result of every check: OK, NOTE (works, at a cost or with
-    something left out), PROBLEM (no trace until this is fixed) or UNKNOWN (not allowed to look). The process is not
-    touched. Without PID, it checks the daemon's host: rights, other profilers, GPUs, disk and clock. The exit code is
-    5 if the process cannot be traced, or if a check of the host is a PROBLEM.
+    Shows how a capture would attach to process PID, and the result of every check: OK, NOTE (works, but at a cost or
+    with something left out), PROBLEM (no trace until this is fixed) or UNKNOWN (not allowed to look). The process is
+    not touched. Without PID, it checks the daemon's host: permissions, other profilers, GPUs, disk and clock. The exit
+    code is 5 if the process cannot be traced, or if a check of the host is a PROBLEM.
     """
     from kinetoctl.base.own_daemon import reachable_daemon  # 60 ms that `explain` does not need
 
@@ -59,7 +59,7 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 @click.argument("code", required=False, shell_complete=_complete)
 @common_options
 def explain(code: str | None) -> int:
-    """Explain a reason code of a verdict or an error: what it means and what to do.
+    """Explain the reason code of a verdict or an error: what it means and what to do.
 
     \b
     kinetoctl explain RECORDS_DROPPED

@@ -41,7 +41,7 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     "format_name",
     metavar="NAME",
     shell_complete=_complete,
-    help=f"{', '.join(FORMATS)}.  [default: by the suffix of --output]",
+    help=f"{', '.join(FORMATS)}.  [default: from the suffix of --output]",
 )
 @click.option(
     "-o",
@@ -66,7 +66,7 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 @click.option(
     "--align",
     type=click.Choice(ALIGNMENTS),
-    help="With --merge: refine the clock offsets with NCCL's collectives, or take them as they are.  "
+    help="With --merge: refine the clock offsets with NCCL's collectives, or use them as they are.  "
     "[default: collectives]",
 )
 @options_without_form
@@ -83,17 +83,17 @@ def command(
 
     \b
     kinetoctl export trace.json.gz -o trace.pftrace             for ui.perfetto.dev
-    kinetoctl export trace.json.gz --format store -o trace      typed columns, which open at once
+    kinetoctl export trace.json.gz --format store -o trace      typed columns, which open quickly
     kinetoctl export trace.json.gz --format tensorboard -o logs
     kinetoctl export trace.json.gz -o trace.speedscope.json
     kinetoctl export trace.json.gz -o trace.pb.gz               for pprof, Pyroscope and others
     kinetoctl export --merge --rank 0,8-15 job/ -o job.pftrace  several ranks: folders, patterns, captures
 
-    An existing file is replaced. A trace from another tool keeps all its events; a note says what the format cannot
-    hold.
+    An existing file is replaced. A trace from another tool keeps all its events; a note lists what the format
+    cannot hold.
 
-    With --merge, each rank becomes a process, in the order of the ranks, and all times are on the clock of one rank.
-    The remaining uncertainty is printed.
+    With --merge, each rank becomes a process, in rank order, and all times are on the clock of one rank. The remaining
+    uncertainty is printed.
     """
     settings = current()
     if merge:
@@ -102,7 +102,7 @@ def command(
         if value is not None:
             raise click.UsageError(f"{name} needs --merge")
     if len(traces) > 1:
-        raise click.UsageError(f"{len(traces)} traces were named: name one, or merge them into one file with --merge")
+        raise click.UsageError(f"got {len(traces)} traces: give only one, or merge them into one file with --merge")
     if not traces:
         raise click.UsageError("Missing argument 'TRACE...'.")
     with one_trace(traces[0], settings) as source:
@@ -151,14 +151,14 @@ def _clocks_text(merged: "MergedTrace") -> str:
     unknown = [clock["rank"] for clock in merged.clocks() if clock["clock_uncertainty_ns"] is None]
     known = merged.alignment.uncertainty_ns
     if known is not None:
-        return f"{count} ranks, their clocks within {format_duration(known)} of rank {merged.reference_rank}'s"
+        return f"{count} ranks, with clocks within {format_duration(known)} of rank {merged.reference_rank}'s"
     shown = ", ".join(map(str, unknown[:8])) + (", …" if len(unknown) > 8 else "")
-    return f"{count} ranks; the offset of the clocks of ranks {shown} from rank {merged.reference_rank}'s is unknown"
+    return f"{count} ranks; the clock offset from rank {merged.reference_rank} is unknown for ranks {shown}"
 
 
 def _not_itself(path: Path, sources: Sequence["Source"]) -> None:
     if path.exists() and any(path.samefile(source.path) for source in sources):
-        raise click.UsageError(f"--output: {path} is the trace itself")
+        raise click.UsageError(f"--output: {path} is the input trace itself")
 
 
 def _tell(

@@ -44,7 +44,7 @@ def _rows(host: "pb.Host") -> list[tuple[str, str]]:
         ("store used / free", f"{units.size(host.store_used_bytes)} / {units.size(host.store_free_bytes)}"),
         ("agent socket", host.agent_socket),
         ("longest trace", format_duration(host.max_duration_ns)),
-        ("buffer limit", f"{units.size(host.default_buffer_limit_bytes)} per target"),
+        ("buffer limit", f"{units.size(host.default_buffer_limit_bytes)} per process"),
     ]
 
 
@@ -85,7 +85,7 @@ def _shared_options(function: F) -> F:
         click.option(
             "--for-package",
             type=click.Choice(list(_PARTS)),
-            help="For packages only: lay down the packaged files, or do what the package's scripts do.",
+            help="For packages only: install the packaged files, or do what the package's scripts do.",
         ),
     )
     for option in reversed(options):
@@ -101,7 +101,7 @@ def _what_and_where(root: Path, for_package: str | None, *, dry_run: bool) -> tu
     if for_package is not None:
         return host, PACKAGES, _PARTS[for_package]
     if installation.of_a_package(host):
-        raise NotInstalled("a package has installed kinetod on this host; use the package manager (apt, dnf)")
+        raise NotInstalled("kinetod was installed on this host by a package; use the package manager (apt, dnf)")
     return host, ADMINISTRATORS, InstallPart.ALL
 
 
@@ -120,16 +120,16 @@ def _report(done: list[str], *, dry_run: bool, nothing: str) -> None:
 @click.option(
     "--programs",
     type=click.Path(path_type=Path),
-    help="Folder of kinetod, kinetod-attach and kinetod-writer.  [default: that of this kinetoctl]",
+    help="Folder with kinetod, kinetod-attach, kinetod-counters and kinetod-writer.  [default: that of this kinetoctl]",
 )
 @click.option("--no-start", is_flag=True, help="Enable the service without starting it now.")
 @common_options
 def install(dry_run: bool, root: Path, for_package: str | None, programs: Path | None, no_start: bool) -> int:
     """Install kinetod as a service on this host.
 
-    It creates users, systemd units, a configuration and folders. It is safe to repeat: only what differs is changed,
-    and an existing configuration is kept. After an upgrade of the programs it updates the units and starts the new
-    service.
+    Creates users, systemd units, a configuration and folders. It is safe to repeat: only what differs is changed, and
+    an existing configuration is kept. Repeated after an upgrade of the programs, it updates the units and starts the
+    new service.
     """
     host, layout, parts = _what_and_where(root, for_package, dry_run=dry_run)
     programs = programs or installation.own_programs()
@@ -156,7 +156,7 @@ def install(dry_run: bool, root: Path, for_package: str | None, programs: Path |
 def uninstall(dry_run: bool, root: Path, for_package: str | None, purge: bool) -> int:
     """Remove the service from this host. Captures and configuration are kept unless --purge is given.
 
-    Running captures end with what has been recorded. The programs themselves are not removed.
+    Running captures end and keep what they have recorded. The programs themselves are not removed.
     """
     host, layout, parts = _what_and_where(root, for_package, dry_run=dry_run)
     done = carry_out(installation.uninstall(layout, parts, purge=purge), host, dry_run=dry_run)

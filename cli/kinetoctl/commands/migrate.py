@@ -21,7 +21,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.group("migrate", cls=LazyGroup)
 @common_options
 def command() -> None:
-    """Write kinetod's configuration from that of another profiler's daemon."""
+    """Convert the configuration of another profiler's daemon into one for kinetod."""
 
 
 @command.command("dynolog")
@@ -30,15 +30,14 @@ def command() -> None:
     "flag_file",
     metavar="FILE",
     type=_FILE,
-    help="Dynolog's flag file, also in the place of the one that the unit names.  [default: the unit's, else "
-    f"{FLAG_FILE}]",
+    help=f"Dynolog's flag file, instead of the one that the unit names.  [default: the unit's, else {FLAG_FILE}]",
 )
 @click.option(
     "--unit",
     "unit_path",
     metavar="FILE",
     type=_FILE,
-    help=f"Dynolog's systemd unit; its drop-ins are beside it, in FILE.d.  [default: {UNIT} of this host]",
+    help=f"Dynolog's systemd unit; its drop-ins are next to it, in FILE.d.  [default: {UNIT} of this host]",
 )
 @click.option(
     "-o",
@@ -48,23 +47,23 @@ def command() -> None:
     type=_FILE,
     help="File to write.  [default: stdout]",
 )
-@click.option("--replace", is_flag=True, help="With --output: write over an existing file.")
+@click.option("--replace", is_flag=True, help="With --output: overwrite an existing file.")
 @options_without_form
 def dynolog(flag_file: Path | None, unit_path: Path | None, path: Path | None, replace: bool) -> int:
-    """Write kinetod's configuration from Dynolog's flags and unit file.
+    """Convert Dynolog's flags and unit file into a configuration for kinetod.
 
     \b
-    kinetoctl migrate dynolog                                   what would it be for this host?
-    kinetoctl migrate dynolog --output kinetod.toml             write it, and say what became of each flag
-    kinetoctl migrate dynolog --flags dynolog.gflags            of a file from another host
+    kinetoctl migrate dynolog                                   print the configuration for this host
+    kinetoctl migrate dynolog --output kinetod.toml             write it, and show what became of each flag
+    kinetoctl migrate dynolog --flags dynolog.gflags            convert a file from another host
     kinetoctl -o json migrate dynolog                           the settings and the report, for a program
 
-    A comment says of each flag what became of it: the same, approximated, or nothing and why. kinetod's own reader
-    checks the result before anything is written. Dynolog and its files are only read.
+    A comment for each flag shows what became of it: the same, approximated, or no counterpart and why. kinetod itself
+    checks the result before anything is written. Dynolog's files are only read, and Dynolog is not touched.
     """
     if path is not None and str(path) in OUTPUTS:
         raise click.UsageError(
-            f"--output names the file to write here; `kinetoctl -o {path} migrate dynolog` chooses the format"
+            f"--output names the file to write here; use `kinetoctl -o {path} migrate dynolog` to choose the format"
         )
     if replace and path is None:
         raise click.UsageError("--replace needs --output")
@@ -134,9 +133,12 @@ def _plain(found: Migrated, files: list[Path]) -> dict[str, object]:
 
 def _tell(found: Migrated, path: Path | None) -> None:
     if path is not None:
-        say(f"{path}: kinetod takes it. `kinetod --check-config --config {path}` shows every setting.", err=True)
+        say(f"{path}: kinetod accepts it. `kinetod --check-config --config {path}` shows every setting.", err=True)
     close = found.count(FlagOutcome.APPROXIMATED)
     gone = found.count(FlagOutcome.NO_COUNTERPART)
     unknown = found.count(FlagOutcome.UNKNOWN)
     if close or gone or unknown:
-        say(f"note: {close} approximated, {gone} without a counterpart, {unknown} unknown; the notes say why", err=True)
+        say(
+            f"note: {close} approximated, {gone} without a counterpart, {unknown} unknown; see the notes for why",
+            err=True,
+        )

@@ -26,17 +26,17 @@ CONVERTED_FORMAT, CONVERTED_SUFFIX = "chrome", ".json.gz"  # what the UI opens s
 
 @click.command("open")
 @trace_argument("TRACE")
-@click.option("--no-browser", is_flag=True, help="Print the address and start no browser.")
+@click.option("--no-browser", is_flag=True, help="Print the address instead of opening a browser.")
 @click.option(
     "--offline",
     is_flag=True,
-    help="Use an installed copy of the UI instead of ui.perfetto.dev: without the internet.",
+    help="Use an installed copy of the UI instead of ui.perfetto.dev, without the internet.",
 )
 @click.option(
     "--port",
     metavar="N",
     type=click.IntRange(0, 65_535),
-    help=f"Port on 127.0.0.1; ui.perfetto.dev can only use {PORT}.  [default: {PORT}; with --offline any free one]",
+    help=f"Port on 127.0.0.1; ui.perfetto.dev can only use {PORT}.  [default: {PORT}; with --offline any free port]",
 )
 @common_options
 def command(trace: str, no_browser: bool, offline: bool, port: int | None) -> int:
@@ -91,7 +91,7 @@ def _show(served: Served, port: int, *, no_browser: bool, settings: CommonOption
         say(address)
     if not settings.quiet:
         size = units.size(served.file.stat().st_size)
-        until = "Ctrl-C ends it" if served.ui else "this ends once the file has been loaded, or on Ctrl-C"
+        until = "press Ctrl-C to stop" if served.ui else "stops once the file has been loaded, or on Ctrl-C"
         say(f"serving {served.file.name} ({size}) on {HOST}:{port}; {until}", err=True)
         if not served.ui:
             first = "" if offline_ui() else f", after {INSTALL_COPY}"

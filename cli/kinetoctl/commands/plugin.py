@@ -71,14 +71,14 @@ def check_plugin(plugin: str, *, command: Sequence[str] = COMMAND, deadline_s: f
         asked = json.dumps({**question, "unsafe": True}).encode()
         done = subprocess.run(command, input=asked, capture_output=True, timeout=deadline_s, check=False)
     except subprocess.TimeoutExpired:
-        return CheckedPlugin(refused=f"loading it did not end within {deadline_s:g} s")
+        return CheckedPlugin(refused=f"loading it did not finish within {deadline_s:g} s")
     except OSError as exc:
         return CheckedPlugin(refused=f"the process that loads it cannot be started: {exc}")
     try:
         answer = json.loads(done.stdout)
     except ValueError:
         said = done.stderr.decode("utf-8", "replace")[-_MAX_ERRORS:].strip()
-        return CheckedPlugin(refused=f"loading it ended its process (exit status {done.returncode}): {said}")
+        return CheckedPlugin(refused=f"the process that loads it failed (exit status {done.returncode}): {said}")
     return _checked(answer, installed=not is_folder)
 
 
@@ -87,11 +87,11 @@ def _checked(answer: Mapping[str, Any], *, installed: bool) -> CheckedPlugin:
         return CheckedPlugin(refused=refused)
     untrusted, of_user = answer.get("untrusted", ""), answer.get("of_user", "")
     if untrusted and installed:
-        return CheckedPlugin(refused=f"others could change it: {untrusted}")
+        return CheckedPlugin(refused=f"other users could change it: {untrusted}")
     declared = answer["declaration"]
-    notes = [f"installed like this, kinetod would refuse it: {untrusted}"] if untrusted else []
+    notes = [f"if it were installed like this, kinetod would refuse it: {untrusted}"] if untrusted else []
     if of_user and not untrusted:
-        notes.append(f"only your own kinetod accepts it as it is; the host's would refuse it: {of_user}")
+        notes.append(f"only your own kinetod accepts it as it is; the host's kinetod would refuse it: {of_user}")
     return CheckedPlugin(
         name=declared["name"],
         package=answer.get("package", ""),
@@ -124,14 +124,14 @@ def write_project(name: str, parent: Path) -> PluginProject:
         raise UsageProblem(f"{name!r:.60} cannot be the name of a plug-in; expected lower-case letters and digits")
     folder = parent / f"kinetod-{name}"
     if folder.exists() or folder.is_symlink():
-        raise ProjectExists(f"the folder {folder} exists already; nothing was written")
+        raise ProjectExists(f"the folder {folder} already exists; nothing was written")
     try:
         with tempfile.TemporaryDirectory(prefix=f".kinetod-{name}-", dir=parent) as temporary:
             made = Path(temporary, folder.name)
             files = _fill(made, name)
             checked = check_plugin(str(made))
             if checked.refused:
-                raise PluginRefused(f"kinetod would not take a plug-in of the name {name!r}: {checked.refused}")
+                raise PluginRefused(f"kinetod would refuse a plug-in named {name!r}: {checked.refused}")
             for cache in made.rglob("__pycache__"):
                 shutil.rmtree(cache)
             made.rename(folder)
@@ -158,14 +158,14 @@ def _fill(made: Path, name: str) -> list[str]:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     metavar="DIR",
-    help="Folder in which the project's folder is made.  [default: .]",
+    help="Folder in which to create the project's folder.  [default: .]",
 )
 @common_options
 def new(name: str, output_dir: Path) -> int:
     """Write the project of a new plug-in into the folder kinetod-NAME.
 
-    It can be installed as it is: it records one activity, and says where the accelerator's own come in. NAME is that of
-    the accelerator: 2 to 16 lower-case letters and digits. Nothing that exists is overwritten.
+    The plug-in can be installed as it is: it records one activity, and shows where to put the accelerator's own. NAME
+    is the accelerator's name: 2 to 16 lower-case letters and digits. Existing files are never overwritten.
     """
     settings = current()
     project = write_project(name, output_dir)
@@ -174,7 +174,7 @@ def new(name: str, output_dir: Path) -> int:
         return ExitCode.DONE
     for file in project.files:
         say(str(project.folder / file))
-    say(f"`kinetoctl plugin check {project.folder}` says whether kinetod would take it.", err=True)
+    say(f"`kinetoctl plugin check {project.folder}` shows whether kinetod would accept it.", err=True)
     return ExitCode.DONE
 
 
@@ -182,11 +182,11 @@ def new(name: str, output_dir: Path) -> int:
 @click.argument("plugin", metavar="NAME|FOLDER", shell_complete=completed("plugins"))
 @common_options
 def check(plugin: str) -> int:
-    """Load a plug-in as kinetod would, and say what is wrong with it.
+    """Load a plug-in as kinetod would, and report what is wrong with it.
 
-    NAME is an installed plug-in, FOLDER the project of one, which need not be installed. It is loaded in a process of
-    its own on this machine, with your rights; no daemon is asked, and no other process is touched. The exit code is 5
-    if kinetod would not take it.
+    NAME is an installed plug-in; FOLDER is the project of a plug-in, which need not be installed. It is loaded in a
+    process of its own on this machine, with your permissions; no daemon is needed, and no other process is touched. The
+    exit code is 5 if kinetod would refuse it.
     """
     settings = current()
     checked = check_plugin(plugin)
@@ -219,10 +219,10 @@ def _rows(checked: CheckedPlugin) -> list[tuple[str, str]]:
 @command.command("list")
 @common_options
 def list_plugins() -> int:
-    """List the plug-ins that are installed beside the daemon.
+    """List the plug-ins that are installed alongside the daemon.
 
     State: on (agents get it), off (installed, but not in the configuration), or refused (in the configuration, but not
-    used). All as they were when the daemon started.
+    used). The list shows the state when the daemon started.
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
@@ -232,7 +232,7 @@ def list_plugins() -> int:
         return ExitCode.DONE
     print_table(COLUMNS, [_row(plugin) for plugin in plugins], color=settings.color)
     if not plugins:
-        say("No plug-in is installed beside the daemon. `kinetoctl plugin new NAME` writes one.", err=True)
+        say("No plug-in is installed alongside the daemon. `kinetoctl plugin new NAME` writes one.", err=True)
     return ExitCode.DONE
 
 

@@ -14,7 +14,7 @@ from kinetoctl.output.listing import PROCESSES, listing_options, show_list
 
 @click.command("ps")
 @click.option(
-    "--all", "include_without_agent", is_flag=True, help="Every Python and GPU process, whether or not it trains."
+    "--all", "include_without_agent", is_flag=True, help="List every Python and GPU process, whether or not it trains."
 )
 @listing_options(PROCESSES.orders, "by pid, host by host")
 @selector_options
@@ -23,17 +23,17 @@ from kinetoctl.output.listing import PROCESSES, listing_options, show_list
 def command(include_without_agent: bool, selection: Selection, watches: bool, **values: Any) -> int:
     """List processes that train or use a GPU, and whether they can be traced.
 
-    Listed are processes that have an agent, hold a context on a GPU or were started with KINETO_USE_DAEMON, and Python
-    processes that have loaded torch, JAX, TensorFlow or CuPy, have a GPU open, show the signs of a plug-in's
-    accelerator, have a rank or belong to a job.
-    Launchers and DataLoader workers are left out. --all lists every Python and GPU process. With options that select
-    processes, it lists those that `kinetoctl trace` would record with the same options.
+    It lists processes that have an agent, hold a context on a GPU or were started with KINETO_USE_DAEMON, and Python
+    processes that have loaded torch, JAX, TensorFlow or CuPy, have a GPU open, show signs of a plug-in's accelerator,
+    have a rank or belong to a job. Launchers and DataLoader workers are left out. --all lists every Python and GPU
+    process. With options that select processes, it lists those that `kinetoctl trace` would record with the same
+    options.
 
-    TRACE is ready (an agent is waiting), attached (likewise; `kinetoctl trace` attached it for a while), attach
-    (`kinetoctl trace` will attach one; nothing was seen that prevents it), busy (a capture is running), or why there
-    can be no trace; `kinetoctl doctor PID` says more. KINETO: "polls" if the process's own libkineto polls this daemon
-    (as it would Dynolog); "traces" while it records. ITER is the number of training iterations that
-    the agent has counted, ITER/S how many there are in a second now.
+    TRACE: ready (an agent is waiting), attached (the same, but `kinetoctl trace` attached the agent for a while),
+    attach (`kinetoctl trace` will attach one; no obstacle was seen), busy (a capture is running), or the reason why no
+    trace is possible; `kinetoctl doctor PID` shows more. KINETO: "polls" if the process's own libkineto polls this
+    daemon (as it would Dynolog); "traces" while it records. ITER: training iterations that the agent has counted;
+    ITER/S: their current rate per second.
     """
     settings = current()
     places = named_places(values)
@@ -55,7 +55,7 @@ def command(include_without_agent: bool, selection: Selection, watches: bool, **
         raise NotFound("no process matches")
     if not entries and not settings.quiet:
         say(
-            "no process shows a sign of training; `kinetoctl ps --all` lists every Python process, and "
+            "no process shows signs of training; `kinetoctl ps --all` lists every Python process, and "
             "`kinetoctl trace PID` traces any of them",
             err=True,
         )

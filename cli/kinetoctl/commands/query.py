@@ -29,7 +29,8 @@ COLUMNS = ("COLUMN", "TYPE", "UNIT", "MEANING")
     metavar="[TABLE]",
     is_flag=False,
     flag_value="",
-    help="List the tables, or the columns of one table, instead of running a query; with traces, also their own.",
+    help="List the tables, or the columns of one table, instead of running a query; with traces, also tables that "
+    "only they have.",
 )
 @click.option("--limit", metavar="N", type=click.IntRange(0), default=0, help="Rows to show; 0 for all.  [default: 0]")
 @table_options
@@ -43,10 +44,10 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
     kinetoctl query --schema kernel
     kinetoctl query --schema npu_wait CAPTURE
 
-    There is a table for each kind of activity (kernel, cpu_op, …; `events` has all), one of the traces themselves, and
-    one for every view of `kinetoctl report`, which is computed when a query names it. Captures of a
+    There is a table for each kind of activity (kernel, cpu_op, …; `events` has all of them), one for the traces
+    themselves, and one for each view of `kinetoctl report`, which is computed when a query uses it. Captures of a
     vendor's accelerator may have tables of their own. A table holds the rows of all traces; the columns rank and trace
-    tell them apart. SQL can read nothing else: no files, no network.
+    tell them apart. SQL can access nothing else: no files, no network.
     """
     settings = current()
     if schema is not None:
@@ -74,7 +75,7 @@ def _check_order(sql: str, traces: tuple[str, ...]) -> None:
     query = next((text for text in traces if " " in text and not Path(text).exists()), "SELECT …")
     rest = [sql, *(text for text in traces if text != query)]
     raise click.UsageError(
-        f"the query comes first, and {sql} is a trace; write: kinetoctl query {shlex.join([query, *rest])}"
+        f"the query must come first, but {sql} is a trace; write: kinetoctl query {shlex.join([query, *rest])}"
     )
 
 

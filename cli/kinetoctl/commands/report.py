@@ -83,13 +83,13 @@ def job_options(function: Any) -> Any:
         click.option(
             "--scheduler",
             metavar="ADDRESS",
-            help="Dask scheduler that analyses the ranks, for example tcp://host:8786.",
+            help="Dask scheduler on which to analyse the ranks, for example tcp://host:8786.",
         ),
         click.option(
             "--workers",
             metavar="N",
             type=click.IntRange(1),
-            help="Number of processes that analyse the ranks.  [default: by cores and memory]",
+            help="Number of processes that analyse the ranks.  [default: depends on cores and memory]",
         ),
     ):
         function = option(function)
@@ -102,7 +102,7 @@ def executor_for(
 ) -> Iterator["Executor | None"]:
     """Yields None to let the trace library choose. Raises UsageError, TraceError."""
     if workers and scheduler:
-        raise click.UsageError("--workers and --scheduler exclude each other: the cluster has its own workers")
+        raise click.UsageError("--workers and --scheduler cannot be combined: the cluster has its own workers")
     from kineto_trace.catalog.view_runner import cluster, pool
 
     if scheduler:
@@ -170,8 +170,8 @@ def _complete_setting(ctx: click.Context, _param: click.Parameter, incomplete: s
 @click.option(
     "--describe",
     is_flag=True,
-    help="Describe the rules, options and columns of the views instead of running them; with --view VIEW.COLUMN, what "
-    "that figure means.",
+    help="Describe the rules, options and columns of the views instead of running them; with --view VIEW.COLUMN, "
+    "explain that column.",
 )
 @click.option(
     "--set",
@@ -179,7 +179,7 @@ def _complete_setting(ctx: click.Context, _param: click.Parameter, incomplete: s
     type=SETTING,
     multiple=True,
     shell_complete=_complete_setting,
-    help="Set an option of the views, or of one of them with VIEW.NAME=VALUE; repeatable.",
+    help="Set an option of the views, or of a single one with VIEW.NAME=VALUE; repeatable.",
 )
 @click.option(
     "--compat", type=click.Choice(COMPATS), help="Compute figures by the rules of the TensorBoard plug-in or of HTA."
@@ -203,7 +203,7 @@ def _complete_setting(ctx: click.Context, _param: click.Parameter, incomplete: s
     default="latest",
     help="Which capture to use if a process has several: an id, latest or all.  [default: latest]",
 )
-@click.option("--fleet", metavar="ID", default="", help="With a URL: only the parts of this capture of several hosts.")
+@click.option("--fleet", metavar="ID", default="", help="With a URL: only the parts of this multi-host capture.")
 @job_options
 @table_options
 def command(**values: Any) -> int:
@@ -218,9 +218,9 @@ def command(**values: Any) -> int:
     kinetoctl report --list
     kinetoctl report --describe --view overview.sm_efficiency_pct
 
-    TRACE is a Chrome trace from Kineto or PyTorch (.json, .json.gz), a Perfetto trace (.pftrace), a profile of XLA
+    TRACE is a Chrome trace from Kineto or PyTorch (.json, .json.gz), a Perfetto trace (.pftrace), an XLA profile
     (.xplane.pb), a folder of columns, a folder of any of these, a glob pattern, the URL of an object store,
-    or the id of a capture. Several traces are taken as the ranks of one job.
+    or the id of a capture. Several traces are treated as the ranks of one job.
     """
     options = ReportOptions(**values)
     settings = current()
@@ -262,7 +262,7 @@ def _show_snapshots(options: ReportOptions, settings: CommonOptions) -> None:
     """Raises UsageError, NotFound, TraceUnreadable, WrongAnalysis and the client's errors."""
     if options.html or options.compat or options.settings:
         raise click.UsageError(
-            "a memory snapshot has no --html, --compat or --set; `kinetoctl web FILE` has its charts"
+            "--html, --compat and --set do not apply to memory snapshots; `kinetoctl web FILE` shows charts of them"
         )
     if not options.traces:
         raise click.UsageError("name a memory snapshot: a file, a folder, a glob pattern or the id of a capture")
@@ -429,7 +429,7 @@ def _show(results: dict[str, "Result"], options: ReportOptions, settings: Common
     show_results(results, settings, limit=rows, limits=limits, title=len(results) > 1)
     if not options.views and settings.output == "table" and not any(name.startswith(SNAPSHOT_VIEW) for name in results):
         say("")
-        say("kinetoctl report --describe --view VIEW.COLUMN says what a figure means")
+        say("kinetoctl report --describe --view VIEW.COLUMN explains a column")
 
 
 def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: CommonOptions) -> int:
@@ -523,7 +523,7 @@ def description(view: "View") -> str:
         lines += ["", "options (--set NAME=VALUE)"]
         lines += [f"  {row['name']} = {row['default']!r}: {row['type']}" for row in _options(view)]
     if view.compat:
-        lines += ["", f"can follow (--compat): {', '.join(sorted(view.compat))}"]
+        lines += ["", f"supports --compat: {', '.join(sorted(view.compat))}"]
     lines += ["", "columns"]
     width = max(len(column.name) for column in view.result_columns)
     for column in view.result_columns:

@@ -54,7 +54,7 @@ def inject_folder() -> Path:
         folder = place / "bootstrap" / "inject"
         if (folder / "sitecustomize.py").is_file():
             return folder
-    raise AgentMissing(f"the package {AGENT_PACKAGE} is not installed beside kinetoctl")
+    raise AgentMissing(f"the package {AGENT_PACKAGE} is not installed alongside kinetoctl")
 
 
 def rocm_tools(environ: Mapping[str, str]) -> str:
@@ -102,6 +102,6 @@ def execute(arguments: Sequence[str], environment: Mapping[str, str]) -> NoRetur
     try:
         os.execvpe(arguments[0], list(arguments), dict(environment))  # noqa: S606  # that is the command's purpose
     except FileNotFoundError as exc:
-        raise CommandNotFound(f"{arguments[0]}: there is no such command") from exc
+        raise CommandNotFound(f"{arguments[0]}: no such command") from exc
     except OSError as exc:
         raise NotExecutable(f"{arguments[0]}: cannot be executed: {exc.strerror}") from exc

@@ -1,6 +1,7 @@
 """`kinetoctl stacks`."""
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.own_daemon import reachable_daemon
+from kinetoctl.base.own_daemon import OwnDaemon, command_of_root, reachable_daemon
 from kinetoctl.client.selection import Selection
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.selection_options import named_places, place_options, required, selector_options
@@ -22,6 +23,8 @@ from kinetoctl.output.units import moment
 
 if TYPE_CHECKING:
     from kinetoctl.client.host_targets import Place
+
+_CAPABILITY = "CAP_SYS_PTRACE"  # in the reason why a daemon without it could not read a process
 
 
 def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, timeout_s: float) -> StackLook:
@@ -57,25 +60,23 @@ def _watch(load: Callable[[], StackLook], settings: CommonOptions, interval_s: f
 
 
 @click.command("stacks")
-@click.option(
-    "--all-threads", is_flag=True, help="Show idle threads too: those that wait for work in code of libraries."
-)
-@click.option("--watch", "-w", "watches", is_flag=True, help="Look again and again until Ctrl-C.")
-@interval_option("5s", "Time between two looks with --watch.")
+@click.option("--all-threads", is_flag=True, help="Show idle threads too: those that wait for work in library code.")
+@click.option("--watch", "-w", "watches", is_flag=True, help="Keep looking until Ctrl-C.")
+@interval_option("5s", "With --watch: time between two looks.")
 @selector_options
 @place_options
 @common_options
 def command(all_threads: bool, watches: bool, interval: int, selection: Selection, **hosts: Any) -> int:
-    """Show where each rank of a job stands, and which one the others wait for.
+    """Show where each rank of a job is, and which one the others are waiting for.
 
     \b
     kinetoctl stacks 1234
     kinetoctl stacks --rank all
     kinetoctl stacks --hosts @nodes --rank all --watch
 
-    The stacks are read from outside: nothing enters the processes, and no thread stops. The first line says what they
-    mean. Processes whose main threads stand in the same place are one group, the smallest group first. One look cannot
-    tell a hang from a moment; with --watch, each group shows for how long it has been seen in its place.
+    The stacks are read from outside: nothing is injected into the processes, and no thread is stopped. The first line
+    sums up what they mean. Processes whose main threads are in the same place form a group; the smallest comes first.
+    A single look cannot tell a hang from a short wait; with --watch, each group shows how long it has been seen there.
 
     The exit code is 3 if no process matches, and 4 if some process or host could not be read.
     """
@@ -100,9 +101,12 @@ def command(all_threads: bool, watches: bool, interval: int, selection: Selectio
             _watch(load, settings, interval / 1e9, all_threads=all_threads)
             return ExitCode.DONE
         look = load()
+        denied = isinstance(client, OwnDaemon) and any(_CAPABILITY in each.stacks.reason for each in look.processes)
     times = StandingTimes().after(look)
     if settings.output == "table":
         _print(look, times, settings, all_threads=all_threads)
     else:
         emit(document(look, times.of), settings.output)
+    if denied and os.geteuid():
+        say(f"Root can read it: {command_of_root()}", err=True)
     return ExitCode.DONE if look.complete else ExitCode.PARTIAL

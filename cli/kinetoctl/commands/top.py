@@ -56,23 +56,23 @@ def _document(sample: "pb.HostSample", *, order: str, reverse: bool) -> dict[str
     help="Sort order of the processes.",
 )
 @click.option("--reverse", is_flag=True, help="Reverse the sort order.")
-@click.option("--once", is_flag=True, help="Print one sample and exit. Otherwise a terminal shows a live view.")
+@click.option("--once", is_flag=True, help="Print one sample and exit, instead of showing a live view.")
 @click.option(
     "--all",
     "include_without_agent",
     is_flag=True,
-    help="Include Python processes that neither have an agent, nor use a GPU, nor train.",
+    help="Include Python processes that have no agent, use no GPU and do not train.",
 )
 @selector_options
 @common_options
 def command(
     interval: int, order: str, reverse: bool, once: bool, include_without_agent: bool, selection: Selection
 ) -> int:
-    """Show the host, its GPUs and what trains or uses them, live.
+    """Show the host, its GPUs and the processes that train or use a GPU, live.
 
     UTIL is the share of time during which a kernel ran, MEM the share during which GPU memory was accessed. CPU
-    150% means one and a half CPUs. Ctrl-C ends the view. In a pipe, or with -o json or yaml, samples are printed
-    one after the other, in JSON one per line.
+    150% means one and a half CPUs. Ctrl-C exits. In a pipe, or with -o json or yaml, samples are printed one after
+    the other (one per line in JSON).
     """
     settings = current()
     with reachable_daemon(settings, say) as client:

@@ -1,8 +1,6 @@
 """`kinetoctl trace`, the main job, and `kinetoctl memory`, a capture of nothing but a memory snapshot."""
 
 import os
-import shlex
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,11 +10,10 @@ from typing import Any, TypeVar
 
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.base.own_processes import python
 from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.own_daemon import OwnDaemon, reachable_daemon
+from kinetoctl.base.own_daemon import NOT_PERMITTED, OwnDaemon, command_of_root, reachable_daemon
 from kinetoctl.base.value_types import (
     DURATION,
     SIZE,
@@ -53,7 +50,6 @@ SNAPSHOT = "memory_snapshot"  # the activity type of `kinetoctl memory`
 SNAPSHOT_AFTER_NS = 10_000_000_000
 MAX_STACK_HZ = 1000  # above that the sampler would distort what it measures
 HELP_ALL = "--help-all"
-_NOT_PERMITTED = "ATTACH_NOT_PERMITTED"
 
 
 class SectionedCommand(click.Command):
@@ -97,7 +93,7 @@ class SectionedCommand(click.Command):
         """Click's hook: one definition list per heading."""
         records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
         if not self._whole:
-            with formatter.section("Options that are used most"):
+            with formatter.section("Most used options"):
                 formatter.write_dl([record for name, record in records.items() if name in self._usual and record])
             formatter.write_paragraph()
             formatter.write_text(f"`{ctx.command_path} {HELP_ALL}` shows all {len(records)} options.")
@@ -128,9 +124,10 @@ def end_with(daemon: OwnDaemon, outcome: Outcome) -> None:
     """Keeps the daemon's folder if files could not be downloaded, and says what a daemon of root could do."""
     if outcome.problems:
         daemon.keeps_folder = True
-        say(f"That daemon ends now; `kinetod --state-dir {daemon.folder / 'state'}` serves its store again.", err=True)
-    if os.geteuid() and any(target.reason_code == _NOT_PERMITTED for target in outcome.capture.targets):
-        say(f"Root may trace it: sudo {shlex.join(python('kinetoctl', *sys.argv[1:]))}", err=True)
+        state = daemon.folder / "state"
+        say(f"This command's daemon is stopping; to serve its store again: kinetod --state-dir {state}", err=True)
+    if os.geteuid() and any(target.reason_code == NOT_PERMITTED for target in outcome.capture.targets):
+        say(f"Root can trace it: {command_of_root()}", err=True)
 
 
 def _traces(outcome: Outcome) -> list[str]:
@@ -150,9 +147,13 @@ def _reported(code: int, traces: Sequence[str], options: TraceOptions) -> int:
 def _check_report(options: TraceOptions, settings: CommonOptions) -> None:
     """Raises UsageError."""
     if options.report and options.no_fetch:
-        raise click.UsageError("--report reads the files that --no-fetch leaves in the daemon's store: leave out one")
+        raise click.UsageError(
+            "--report needs the files that --no-fetch leaves in the daemon's store: use only one of them"
+        )
     if options.report and settings.output != "table":
-        raise click.UsageError(f"--report prints tables: leave it out, and run `kinetoctl report -o {settings.output}`")
+        raise click.UsageError(
+            f"--report only prints tables: leave it out, then run `kinetoctl report -o {settings.output}`"
+        )
 
 
 def _trace_fleet(
@@ -176,7 +177,7 @@ def _trace_fleet(
                     merged = merge_files(fleet, directory, progress)
                     note_merged(merged, progress)
         except KeyboardInterrupt:
-            progress.note(f"`kinetoctl captures fetch {fleet.id}` with the same hosts downloads what is kept of it")
+            progress.note(f"`kinetoctl captures fetch {fleet.id}` with the same hosts downloads what was kept")
             raise
     show_fleet_result(fleet, folder, merged, settings)
     return fleet, folder
@@ -192,7 +193,9 @@ def _fleet_request(
 ) -> FleetRequest:
     """Raises UsageError."""
     if options.wait_for_user_profiler:
-        raise click.UsageError("--wait-for-user-profiler: hosts that start at the same time cannot wait; leave it out")
+        raise click.UsageError(
+            "--wait-for-user-profiler: several hosts start at the same time and cannot wait; leave it out"
+        )
     if options.iterations is None and options.warmup is None:
         spec.warmup_ns = WARMUP_NS
     return FleetRequest(
@@ -210,9 +213,11 @@ def _check_when(options: TraceOptions, spec: pb.CaptureSpec, *, several_hosts: b
         if options.when_within is not None:
             raise click.UsageError("--when-within needs --when")
     elif several_hosts:
-        raise click.UsageError("--when watches the GPUs of one host; leave out --host, --hosts, --slurm-job and --kube")
+        raise click.UsageError(
+            "--when works with a single host only; leave out --host, --hosts, --slurm-job and --kube"
+        )
     elif spec.start_time_ns:
-        raise click.UsageError("--when and a start time exclude each other")
+        raise click.UsageError("--when and a start time cannot be combined")
 
 
 def _wait(
@@ -220,11 +225,11 @@ def _wait(
 ) -> None:
     """Raises ConditionNotMet."""
     if not settings.quiet:
-        say(f"waiting for {when} on a GPU of the processes", err=True)
+        say(f"waiting until a GPU of the processes has {when}", err=True)
     samples = kept_open(lambda: client.watch_host(spec.selector, interval_ns=SAMPLE_NS, include_without_agent=True))
     met = wait_for(samples, when, within_ns)
     if met is not None and not settings.quiet:
-        say(f"GPU {met.gpu}: {when.figure} is {when.shown(met.value)}; tracing", err=True)
+        say(f"GPU {met.gpu}: {when.figure} is {when.shown(met.value)}; tracing now", err=True)
 
 
 def _daemon(settings: CommonOptions, no_fetch: bool) -> AbstractContextManager[Client]:
@@ -247,15 +252,15 @@ def command(**values: Any) -> int:
     kinetoctl trace --hosts @nodes --rank all --duration 5s
     kinetoctl trace --rank all --when 'sm_active<30% for 10s'
 
-    Select the processes with at least one condition; if several are given, all must hold. Launchers and
-    DataLoader workers are left out: `kinetoctl ps` with the same options lists what would be traced. A process
-    needs no preparation: the daemon attaches an agent, which is removed again after a while. If no kinetod runs
-    here, the command starts one that ends with it. Ctrl-C stops the capture and keeps what was recorded; a second
-    Ctrl-C exits without waiting for that. Several hosts all start at the same time; hosts that fail are reported, and
-    the traces are also merged into one.
+    Select the processes with at least one condition; if you give several, all must hold. Launchers and DataLoader
+    workers are left out: `kinetoctl ps` with the same options lists what would be traced. A process needs no
+    preparation: the daemon attaches an agent, which is removed again after a while. If no kinetod is running here,
+    the command starts one for its own duration. Ctrl-C stops the capture and keeps what was recorded; a second
+    Ctrl-C exits without waiting for that. With several hosts, all start at the same time, hosts that fail are
+    reported, and the traces are also merged into one.
 
-    By default it records PyTorch operators, Python stacks, CUDA calls and GPU activity. While it records, steps
-    take about 1.2 times as long if the GPU waits for launches, and 1.01 times otherwise. Options that use torch's
+    By default it records PyTorch operators, Python stacks, CUDA calls and GPU activity. During the recording, steps
+    take about 1.2 times as long if the GPU waits for launches, otherwise 1.01 times. Options that use torch's
     profiler say so; with them, steps take 1.5 to 2 times as long.
     """
     places = named_places(values)
@@ -300,9 +305,7 @@ def command(**values: Any) -> int:
 @selector_options
 @click.option("--duration", type=DURATION, help="How long to record allocations before the snapshot.  [default: 10s]")
 @click.option("--with-stack", is_flag=True, help="Record the Python stack of each allocation; about 2 us each.")
-@click.option(
-    "--buffer-limit", type=SIZE, help="Limit of the memory for the snapshot in each process, for example 256MiB."
-)
+@click.option("--buffer-limit", type=SIZE, help="Memory limit for the snapshot in each process, for example 256MiB.")
 @click.option("--no-attach", is_flag=True, help="Use only processes that already have an agent; attach to no others.")
 @trace_option("keep_agent")
 @trace_option("output_dir")
@@ -324,10 +327,10 @@ def memory(
     kinetoctl memory --pid 1234
     kinetoctl memory --rank 0-7 --duration 30s --with-stack
 
-    Torch records allocations and frees for --duration, then writes what is allocated where, which pauses the
+    Torch records allocations and frees for --duration, then writes out what is allocated where; this pauses the
     process briefly. The file is the pickle of torch.cuda.memory._dump_snapshot: `kinetoctl web FILE` shows it and
     `kinetoctl report FILE` prints its figures; https://pytorch.org/memory_viz and `python -m torch.cuda._memory_viz`
-    open it, too.
+    can open it too.
     """
     settings = current()
     spec = pb.CaptureSpec(

@@ -37,7 +37,7 @@ def parse_editor(text: str) -> str:
         return EDITORS[text]
     if not _TEMPLATE.fullmatch(text) or text.startswith(_ACTS) or "{path}" not in text or "{line}" not in text:
         names = ", ".join(EDITORS)
-        raise ValueError(f"expected {names}, or an address with {{path}} and {{line}}, got {text!r}")
+        raise ValueError(f"expected {names}, or a URL with {{path}} and {{line}}, got {text!r}")
     return text
 
 
@@ -62,37 +62,37 @@ def _may_match(text: str) -> bool:
 
 @click.command("web")
 @traces_argument
-@click.option("--no-browser", is_flag=True, help="Print the address and start no browser.")
+@click.option("--no-browser", is_flag=True, help="Print the address instead of opening a browser.")
 @click.option(
     "--port",
     metavar="N",
     type=click.IntRange(0, 65_535),
     default=0,
-    help="Port on 127.0.0.1.  [default: any free one]",
+    help="Port on 127.0.0.1.  [default: any free port]",
 )
 @click.option(
     "--worker-memory",
     type=SIZE,
     default="4GiB",
-    help="Memory that each of the two processes that analyse traces may use.  [default: 4GiB]",
+    help="Memory limit of each of the two processes that analyse traces.  [default: 4GiB]",
 )
 @click.option(
     "--worker-time",
     type=DURATION,
     default="60s",
-    help="Time that one analysis may take before it is ended.  [default: 60s]",
+    help="Time limit for one analysis.  [default: 60s]",
 )
 @click.option(
     "--url-space",
     type=SIZE,
     default="8GiB",
-    help="Disk space for the copies of traces at URLs.  [default: 8GiB]",
+    help="Disk space for local copies of traces from URLs.  [default: 8GiB]",
 )
 @click.option(
     "--editor",
     metavar="NAME",
     type=Parsed("editor", parse_editor),
-    help="Make source lines links to this editor: vscode, cursor, pycharm, or an address with {path} and {line}.",
+    help="Link source lines to this editor: vscode, cursor, pycharm, or a URL with {path} and {line}.",
 )
 @common_options
 def command(
@@ -109,15 +109,15 @@ def command(
     \b
     kinetoctl web                                captures of the daemon
     kinetoctl web trace.json.gz other.json.gz    these files, without a daemon
-    kinetoctl web runs/                          the traces below a folder, and those that come
-    kinetoctl web s3://bucket/prefix             copies of what is there
+    kinetoctl web runs/                          the traces below a folder, including new ones
+    kinetoctl web s3://bucket/prefix             copies of the traces there
 
-    The page runs on this machine as you, until Ctrl-C. It asks the daemon with your rights. Only your own programs can
-    connect to it, and the address works for one browser, once; the terminal then prints the next one. Nothing is
-    loaded from the internet.
+    The server runs on this machine under your account, until Ctrl-C, and uses the daemon with your permissions. Only
+    your own programs can connect to it. The address works once, for one browser; the terminal then prints the next
+    one. Nothing is loaded from the internet.
 
-    Each TRACE is a file, a folder, a glob pattern or a URL as for `kinetoctl report`. The ranks of a job are one entry
-    of the list, and so is each run of a TensorBoard log folder. The list keeps itself up to date.
+    Each TRACE is a file, a folder, a glob pattern or a URL, as for `kinetoctl report`. The ranks of a job are one entry
+    in the list, and so is each run in a TensorBoard log folder. The list is kept up to date.
     """
     from kinetoctl.web.analyses.analysis_queue import WorkerLimits  # with the rest of what only the server needs
     from kinetoctl.web.application import WebOptions, running_web
@@ -129,7 +129,7 @@ def command(
         if no_browser or not webbrowser.open(web.address):
             say(web.address)
         if not settings.quiet:
-            say(f"serving on port {web.pages.port} of {HOST}; Ctrl-C ends it", err=True)
+            say(f"serving on port {web.pages.port} of {HOST}; press Ctrl-C to stop", err=True)
         with suppress(KeyboardInterrupt):
             wait_until_set(threading.Event())
     return ExitCode.DONE

@@ -49,7 +49,7 @@ MAX_STACK_HZ = 1000  # above that the sampler would distort what it measures
 MAX_FILE_CHARS = 1 << 20
 OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")
 _OPTION = "option"
-_FORM = "NAME<NUMBER or NAME>NUMBER, with or without `for DURATION`, for example 'sm_active<30% for 10s'"
+_FORM = "NAME<NUMBER or NAME>NUMBER, optionally with `for DURATION`, for example 'sm_active<30% for 10s'"
 _CONDITION = re.compile(
     r"\s*(?P<figure>\w+)\s*(?P<sign>[<>])\s*(?P<limit>[-+.\deE]+)\s*(?P<percent>%?)(?:\s+for\s+(?P<lasts>\S+))?\s*"
 )
@@ -78,18 +78,18 @@ def parse_gpu_condition(text: str) -> GpuCondition:
         raise ValueError(f"expected {_FORM}, got {text!r}")
     figure = match["figure"]
     if figure not in FIGURES:
-        raise ValueError(f"a GPU has no figure {figure!r}; there are {', '.join(FIGURES)}")
+        raise ValueError(f"unknown GPU value {figure!r}; expected one of {', '.join(FIGURES)}")
     try:
         limit = float(match["limit"])
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):
-        raise ValueError(f"expected {_FORM}, got the number {match['limit']!r}")
+        raise ValueError(f"expected {_FORM}; {match['limit']!r} is not a number")
     if match["percent"] and figure not in SHARES:
-        raise ValueError(f"{figure} is no share: give its limit without %")
+        raise ValueError(f"{figure} is not a fraction: give its limit without %")
     limit = limit / 100 if match["percent"] else limit
     if figure in SHARES and not 0 <= limit <= 1:
-        raise ValueError(f"{figure} is a share: give its limit from 0% to 100%, or from 0 to 1")
+        raise ValueError(f"{figure} is a fraction: give its limit as 0% to 100%, or as 0 to 1")
     lasts_ns = parse_positive_duration_ns(match["lasts"]) if match["lasts"] else DEFAULT_LASTS_NS
     return GpuCondition(figure=figure, below=match["sign"] == "<", limit=limit, lasts_ns=lasts_ns)
 
@@ -128,7 +128,8 @@ class TraceOptions:
     selection: Selection
     require: str | None = _option(
         _HOSTS,
-        "Hosts that must be ready before any starts: all with all processes, more than half, or any.  [default: any]",
+        "Hosts that must be ready before any starts: all, with all processes; quorum, more than half; any.  "
+        "[default: any]",
         type=click.Choice(REQUIREMENTS),
     )
     duration: int | None = _option(
@@ -136,17 +137,17 @@ class TraceOptions:
     )
     warmup: int | None = _option(_WHEN, "Time to collect and discard before --duration starts.", type=DELAY)
     start_at: int | None = _option(  # Unix ns
-        _WHEN, "Start time: +10s from now, or a local time such as 2030-01-31T12:00:00.", type=START
+        _WHEN, "Start time: +10s (from now), or a local time such as 2030-01-31T12:00:00.", type=START
     )
     when: GpuCondition | None = _option(  # noqa: RUF009 - no default, but how the field is declared
         _WHEN,
-        "Start once a GPU of the processes meets this, for example 'sm_active<30% for 10s': a figure of "
-        "`kinetoctl top -o json`, < or >, a limit.  [default: for 5s]",
+        "Start once a GPU of the processes meets this condition, for example 'sm_active<30% for 10s': a value of "
+        "`kinetoctl top -o json`, then < or >, then a limit.  [default: for 5s]",
         type=Parsed("condition", parse_gpu_condition),
         metavar="CONDITION",
     )
     when_within: int | None = _option(
-        _WHEN, "With --when: give up if that has not happened within this time.  [default: never]", type=DURATION
+        _WHEN, "With --when: give up if the condition is not met within this time.  [default: never]", type=DURATION
     )
     iterations: int | None = _option(
         _WHEN,
@@ -166,7 +167,7 @@ class TraceOptions:
     )
     or_duration: int | None = _option(
         _WHEN,
-        "With --iterations: if none starts within this time, record for this long instead.  [default: refuse]",
+        "With --iterations: if no iteration starts within this time, record for this long instead.  [default: refuse]",
         type=DURATION,
     )
     wait_for_user_profiler: bool | None = _switch(
@@ -174,7 +175,7 @@ class TraceOptions:
     )
     activities: tuple[str, ...] | None = _option(
         _WHAT,
-        "Kineto's activity types, for example cpu_op,kernel,gpu_memcpy.  [default: all with a low overhead]",
+        "Kineto's activity types, for example cpu_op,kernel,gpu_memcpy.  [default: all with low overhead]",
         type=ACTIVITIES,
         shell_complete=completed("activities"),
         usual=True,
@@ -182,7 +183,7 @@ class TraceOptions:
     record_shapes: bool | None = _switch(_WHAT, "Record the shapes and types of operator inputs.", usual=True)
     with_stack: str | None = _option(  # of STACKS
         _WHAT,
-        "Record Python stacks too: samples of them, or, with --with-stack=trace, every call.",
+        "Record Python stacks too: sampled or, with --with-stack=trace, every call.",
         type=click.Choice(STACKS),
         is_flag=False,
         flag_value="sample",
@@ -196,7 +197,7 @@ class TraceOptions:
     memory: bool | None = _switch(_WHAT, "Record allocations and frees of CUDA memory as [memory] events.", usual=True)
     counters: tuple[str, tuple[str, ...]] | None = _option(  # a set, or metrics
         _WHAT,
-        "Sample hardware counters of the GPUs, too: a set of `kinetoctl counters sets`, or the vendor's "
+        "Sample hardware counters of the GPUs too: a set listed by `kinetoctl counters sets`, or the vendor's "
         "metrics. Without a value: overview. Costs about 30 W per NVIDIA GPU; at the power limit, about 1 % of speed.",
         type=COUNTERS,
         metavar="SET|METRIC,…",
@@ -211,11 +212,11 @@ class TraceOptions:
         type=DURATION,
     )
     buffer_limit: int | None = _option(
-        _WHAT, "Limit of the memory for records in each process, for example 256MiB.", type=SIZE
+        _WHAT, "Memory limit for records in each process, for example 256MiB.", type=SIZE
     )
     kineto_config: tuple[KinetoConfig, ...] = _option(
         _WHAT,
-        "Configuration of Kineto or Dynolog; repeatable. Command-line options take precedence over its keys.",
+        "Kineto or Dynolog configuration; repeatable. Command-line options take precedence over its keys.",
         type=Parsed("file|key=value,…", read_config),
         metavar="FILE|KEY=VALUE,…",
         shell_complete=completed("kineto_config"),
@@ -224,7 +225,7 @@ class TraceOptions:
     recorder: str | None = _option(  # of RECORDERS
         _WHO,
         "Who records in processes started with KINETO_USE_DAEMON: kinetod's agent, or their own libkineto.  "
-        "[default: the daemon's dynolog.tracing]",
+        "[default: the daemon's setting dynolog.tracing]",
         type=click.Choice(list(RECORDERS)),
     )
     no_attach: bool = _option(
@@ -245,11 +246,11 @@ class TraceOptions:
     output_dir: Path | None = _option(  # noqa: RUF009 - as above
         _FILES, "Folder for the files.  [default: .]", type=FOLDER, usual=True
     )
-    report: bool = _option(_FILES, "Print the report of the traces at the end.", is_flag=True, usual=True)
+    report: bool = _option(_FILES, "At the end, print a report of the traces.", is_flag=True, usual=True)
     no_fetch: bool = _option(_FILES, "Leave the files in the daemon's store.", is_flag=True)
     no_merge: bool = _option(_FILES, "With several hosts: do not merge the traces into one.", is_flag=True)
     labels: tuple[tuple[str, str], ...] = _option(
-        _FILES, "Label of the capture, for example team=vision; repeatable.", "--label", type=LABEL, multiple=True
+        _FILES, "Label for the capture, for example team=vision; repeatable.", "--label", type=LABEL, multiple=True
     )
     idempotency_key: str | None = _option(
         _FILES, "Return the existing capture if one was started with this key, instead of starting another."
@@ -338,7 +339,7 @@ def _check_extent(options: TraceOptions) -> None:
                 raise click.UsageError(f"{name} needs --iterations")
         return
     if options.duration is not None:
-        raise click.UsageError("--duration and --iterations exclude each other")
+        raise click.UsageError("--duration and --iterations cannot be combined")
     if options.warmup is not None:
         raise click.UsageError("--warmup needs --duration; use --warmup-iterations with --iterations")
     if options.start_at is not None:
@@ -348,7 +349,7 @@ def _check_extent(options: TraceOptions) -> None:
 def _check_recording(options: TraceOptions) -> None:
     if options.wait_for_user_profiler and options.start_at is not None:
         raise click.UsageError(
-            "--wait-for-user-profiler and --start-at exclude each other: a capture with a start time cannot wait"
+            "--wait-for-user-profiler and --start-at cannot be combined: a capture with a start time cannot wait"
         )
     if options.recorder == "kineto" and options.stack_hz is not None:
         raise click.UsageError("--stack-hz needs --recorder agent; libkineto records every call")
@@ -474,7 +475,7 @@ def _drop_operator_options(options: TraceOptions, values: dict[str, Any], asked:
     if activities and "cpu_op" not in activities:
         for name in OPERATOR_OPTIONS:
             if values.pop(name, None):
-                yield f"{asked.origins[name]}: no effect: it describes cpu_op, which is not recorded"
+                yield f"{asked.origins[name]}: no effect: it applies to cpu_op, which is not recorded"
 
 
 def _with_files(

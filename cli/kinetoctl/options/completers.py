@@ -19,24 +19,24 @@ COMPLETION_TIMEOUT_S = 1.0  # a Tab must not hang
 MAX_CAPTURES = 50
 _SAFE = re.compile(r"[\w.@:+-]+")  # names of users, ids of jobs and captures
 ACTIVITIES = {
-    "cpu_op": "PyTorch's operators",
+    "cpu_op": "PyTorch operators",
     "user_annotation": "record_function, ProfilerStep",
-    "gpu_user_annotation": "annotations on the GPU's time line",
+    "gpu_user_annotation": "annotations on the GPU timeline",
     "kernel": "GPU kernels",
-    "gpu_memcpy": "copies",
-    "gpu_memset": "sets",
+    "gpu_memcpy": "GPU memory copies",
+    "gpu_memset": "GPU memory sets",
     "cuda_runtime": "CUDA calls",
     "cuda_driver": "CUDA driver calls",
-    "privateuse1_runtime": "calls of an accelerator outside of PyTorch",
-    "privateuse1_driver": "its driver calls",
-    "cuda_sync": "synchronisation",
-    "xpu_runtime": "calls of SYCL",
-    "xpu_driver": "calls of Level Zero",
-    "xpu_sync": "synchronisation of Intel GPUs",
-    "overhead": "CUPTI's or PTI's own work",
+    "privateuse1_runtime": "runtime calls of an out-of-tree accelerator",
+    "privateuse1_driver": "driver calls of an out-of-tree accelerator",
+    "cuda_sync": "CUDA synchronisation",
+    "xpu_runtime": "SYCL calls",
+    "xpu_driver": "Level Zero calls",
+    "xpu_sync": "Intel GPU synchronisation",
+    "overhead": "overhead of CUPTI or PTI itself",
     "python_function": "Python stacks",
-    "cpu_instant_event": "allocations",
-    "memory_snapshot": "CUDA memory snapshot, a file",
+    "cpu_instant_event": "memory allocations",
+    "memory_snapshot": "CUDA memory snapshot (a file)",
 }
 
 

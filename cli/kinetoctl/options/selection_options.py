@@ -33,26 +33,26 @@ _HOSTS = (
         "hosts",
         metavar="HOST",
         multiple=True,
-        help="Host to ask instead of --address: a name, host:port or unix:/path; repeatable.",
+        help="Host to contact instead of --address: a name, host:port or unix:/path; repeatable.",
     ),
     click.option(
         "--hosts",
         "lists",
         metavar="FILE|A,B,C",
         multiple=True,
-        help="List of hosts, or file (FILE, @FILE) with a `name` or `name address` on each line; # starts a comment.",
+        help="List of hosts, or a file (FILE, @FILE) with `name` or `name address` on each line; # starts a comment.",
     ),
     click.option(
         "--slurm-job",
         metavar="JOB[_TASK][+HET][.STEP]",
         type=SLURM_JOB,
-        help="Processes of a Slurm job, on all its nodes or on those that --host and --hosts name.",
+        help="Processes of a Slurm job, on all its nodes or only on those given by --host and --hosts.",
     ),
     click.option(
         "--host-address",
         metavar="TEMPLATE",
         type=TEMPLATE,
-        help="Template of a daemon's address, such as unix:/run/{host}.sock; {address} is its address in Slurm.  "
+        help="Template for daemon addresses, such as unix:/run/{host}.sock; {address} is the host's address in Slurm.  "
         f"[env: {endpoints.HOST_ADDRESS_VARIABLE}; default: {DEFAULT_TEMPLATE}]",
     ),
 )
@@ -62,7 +62,7 @@ _KUBE_OPTIONS = (
         metavar="NAMESPACE[/POD]",
         type=KUBE,
         multiple=True,
-        help="Processes of a pod, or, with -l, of a namespace's pods; repeatable.",
+        help="Processes of a pod or, with -l, of the pods of a namespace; repeatable.",
     ),
     click.option(
         "-l", "--selector", "kube_selector", metavar="LABELS", help="Label selector for pods, in kubectl's syntax."
@@ -86,7 +86,7 @@ class _Pid(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Click's hook."""
         if isinstance(value, str) and not _WHOLE.fullmatch(value):
-            self.fail(f"expected a process id, got {value!r:.80}; --command selects by the command line", param, ctx)
+            self.fail(f"expected a process id, got {value!r:.80}; use --command to select by command line", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -103,7 +103,7 @@ _OPTIONS = (
         type=PID,
         multiple=True,
         shell_complete=completed("pids"),
-        help="Process id; repeatable. The same as an argument PID.",
+        help="Process id; repeatable. Same as the argument PID.",
     ),
     click.option("--children", is_flag=True, help="With --pid: select the descendants of these processes too."),
     click.option(
@@ -120,7 +120,8 @@ _OPTIONS = (
         "--gpu",
         "gpus",
         type=GPUS,
-        help="GPUs that the process uses, for example 0,2-3: the N of /dev/nvidiaN; others are counted after those.",
+        help="GPUs that the process uses, for example 0,2-3: N as in /dev/nvidiaN; AMD and Intel GPUs are numbered "
+        "after these.",
     ),
     click.option(
         "--job-id",
@@ -184,7 +185,7 @@ def required(selection: Selection) -> Selection:
     """The same. Raises click.UsageError if there is no condition at all."""
     if not selection:
         raise click.UsageError(
-            "no process is selected: give its pid, or --command, --user, --rank, --gpu, --job-id, --pod-uid or "
+            "no process is selected: give a pid, or --command, --user, --rank, --gpu, --job-id, --pod-uid or "
             "--container-id (`kinetoctl ps` lists candidates)"
         )
     return selection

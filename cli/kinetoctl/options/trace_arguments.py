@@ -184,11 +184,11 @@ def wanted_format(capture: Any) -> str:
     wanted = next((name for name in ("chrome", "chrome-json") if name in formats), None)
     if wanted is None and ATTACHMENTS["memory_snapshot"] in formats:
         raise NotFound(
-            f"capture {capture.id} has no trace but a memory snapshot: "
+            f"capture {capture.id} has no trace, only a memory snapshot: "
             f"`kinetoctl report --view snapshot_devices --view snapshot_stacks {capture.id}` shows it"
         )
     if wanted is None:
-        raise NotFound(f"capture {capture.id} has no trace; `kinetoctl captures show {capture.id}` says why")
+        raise NotFound(f"capture {capture.id} has no trace; `kinetoctl captures show {capture.id}` shows why")
     return wanted
 
 

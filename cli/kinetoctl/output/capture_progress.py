@@ -299,7 +299,7 @@ class FleetLines(_Log):
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
         """Prints a line once all files are here."""
         if files == total:
-            say(f"{units.count(files)} files, {units.size(size_bytes)}, downloaded", err=True)
+            say(f"downloaded {units.count(files)} files, {units.size(size_bytes)}", err=True)
 
 
 def counted(members: Iterable[HostRun]) -> Counter[str]:

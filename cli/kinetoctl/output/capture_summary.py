@@ -91,7 +91,7 @@ def _python_lines(summary: "pb.Summary") -> Iterator[Line]:
     states = summary.python_samples
     if known := states.running + states.waiting + states.idle:
         parts = [f"{states.running / known:.0%} running", f"{states.waiting / known:.0%} waiting for the GIL"]
-        yield "threads", f"of {units.count(known)} samples {', '.join(parts)}, {states.idle / known:.0%} idle"
+        yield "threads", f"of {units.count(known)} samples: {', '.join(parts)}, {states.idle / known:.0%} idle"
     for position, thread in enumerate(summary.native_threads):
         amount = f"{format_duration(thread.cpu_ns):>8}  {thread.cpu_fraction:>10.1%} of a core"
         name = units.shortened(thread.name or "unnamed", NAME_WIDTH)
@@ -115,7 +115,7 @@ def _way_lines(counts: "Iterable[pb.SourceCounts]") -> Iterator[Line]:
 
 def _recorder_lines(target: "pb.Target") -> Iterator[Line]:
     if _by_kineto(target):
-        yield "recorder", "the process's own libkineto, whose cost is not measured"
+        yield "recorder", "the process's own libkineto (overhead not measured)"
 
 
 def _by_kineto(target: "pb.Target") -> bool:
@@ -124,7 +124,7 @@ def _by_kineto(target: "pb.Target") -> bool:
 
 def _loss_line(target: "pb.Target") -> Line:
     if _by_kineto(target):
-        return "dropped", "unknown: libkineto does not tell"
+        return "dropped", "unknown: libkineto does not report it"
     losses = [f"{c.source} {units.count(c.dropped)}" for c in target.counts if c.dropped]
     return "dropped", ", ".join(losses) or "nothing"
 
@@ -152,13 +152,16 @@ def _overhead_lines(target: "pb.Target") -> Iterator[Line]:
     if cost.step_ratio:
         parts.append(f"step time {TIMES}{cost.step_ratio:.2f}")
     elif cost.least_step_ratio:
-        parts.append(f"step time {TIMES}{cost.least_step_ratio:.2f} or more (its own pace changed)")
+        parts.append(f"step time {TIMES}{cost.least_step_ratio:.2f} or more (the program's own pace changed)")
     if parts:
         yield "overhead", ", ".join(parts)
     if target.requested_ns and target.collecting_ns and target.collected_ns and target.stored_ns:
         to_start = format_duration(target.collecting_ns - target.requested_ns)
         to_file = format_duration(target.stored_ns - target.collected_ns)
-        yield "delays", f"{to_start} from the request to the first record, {to_file} from the last to the stored file"
+        yield (
+            "delays",
+            f"{to_start} from the request to the first record, {to_file} from the last record to the stored file",
+        )
 
 
 def _open_lines(target: "pb.Target", paths: Mapping[str, Path]) -> Iterator[Line]:
@@ -169,7 +172,7 @@ def _open_lines(target: "pb.Target", paths: Mapping[str, Path]) -> Iterator[Line
         yield "open with", "kinetoctl open, or https://ui.perfetto.dev or chrome://tracing (drop the file there)"
         yield "", f'or HTA: TraceAnalysis(trace_files={{{rank}: "{trace}"}})'
     if snapshot := paths.get(ATTACHMENTS["memory_snapshot"]):
-        yield "snapshot in", f"kinetoctl web {shlex.quote(str(snapshot))} (or `kinetoctl report` of it)"
+        yield "snapshot in", f"kinetoctl web {shlex.quote(str(snapshot))} (or `kinetoctl report`)"
         yield "", "or https://pytorch.org/memory_viz (drop the .pickle there; it stays on this machine)"
         yield "", f"or `python -m torch.cuda._memory_viz trace_plot {snapshot} -o memory.html`"
 
@@ -180,10 +183,10 @@ def target_lines(capture: "pb.Capture", target: "pb.Target", paths: Mapping[str,
     if target.reason:
         lines.append(("reason", f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason))
         if is_explained(target.reason_code):
-            lines.append(("", f"`kinetoctl explain {target.reason_code}` says what to do"))
+            lines.append(("", f"run `kinetoctl explain {target.reason_code}` for advice"))
     if target.HasField("standing"):
         call = target.standing
-        lines.append(("stands still", standing_text(call, target.pid, lasted(call.since_ns, time.time_ns()))))
+        lines.append(("no progress", standing_text(call, target.pid, lasted(call.since_ns, time.time_ns()))))
     lines += _recorder_lines(target)
     lines += _file_lines(capture, target, paths)
     if target.files:
@@ -294,9 +297,9 @@ def kept_lines(capture: "pb.Capture") -> Iterator[str]:
         again = (
             f"; next attempt at {units.moment(upload.next_try_ns)}"
             if upload.next_try_ns
-            else "; uploads are disabled now"
+            else "; uploads are now disabled"
         )
-        yield f"the upload to {upload.url} failed {units.count(upload.failures)} times: {upload.error}{again}"
+        yield f"the upload to {upload.url} failed {_counted(upload.failures, 'time')}: {upload.error}{again}"
     elif state == "WAITING":
         yield f"waiting for its upload to {upload.url}"
 
@@ -313,7 +316,7 @@ def counter_lines(capture: "pb.Capture") -> Iterator[str]:
         name = f" ({each.gpu.name})" if each.gpu.name else ""
         yield f"counters of GPU {each.gpu.index}{name}: {_figures(each)}"
         for metric in each.left_out:
-            yield f"counters of GPU {each.gpu.index} without {metric.name}: {metric.why}"
+            yield f"counters of GPU {each.gpu.index} do not include {metric.name}: {metric.why}"
 
 
 def _figures(each: "pb.RecordedCounters") -> str:
@@ -430,7 +433,7 @@ def notes(fleet: Fleet) -> Iterator[str]:
         for target in member.targets:
             for warning in target.warnings:
                 yield f"{member.place.host} {enum_names.target(target)}: {warning}"
-    yield from (f"`kinetoctl explain {code}` says what to do" for code in _codes(fleet))
+    yield from (f"run `kinetoctl explain {code}` for advice" for code in _codes(fleet))
     if missing := fleet.missing_ranks():
         yield f"no host has rank {ranks_text(missing)}"
     spread_ns, uncertainty_ns = fleet.spread_ns(), fleet.uncertainty_ns()
@@ -455,7 +458,7 @@ def merged_text(result: "MergedFile") -> str:
     known = merged.alignment.uncertainty_ns
     apart = "the offset of some clocks is unknown"
     if known is not None:
-        apart = f"their clocks within {format_duration(known)} of rank {merged.reference_rank}'s"
+        apart = f"with clocks within {format_duration(known)} of rank {merged.reference_rank}'s"
     size = units.size(merged.written.size_bytes)
     return f"{merged.written.path} ({size}): {len(merged.ranks)} ranks, {apart}"
 
@@ -468,7 +471,7 @@ def note_merged(result: "MergedFile | None", progress: FleetProgress) -> None:
     for note in result.merged.written.notes:
         progress.note(f"note: {note}")
     if result.renumbered:
-        progress.note("note: ranks are missing or duplicated, so the processes are numbered in their order")
+        progress.note("note: ranks are missing or duplicated, so the processes are numbered in order instead")
 
 
 def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | None", settings: CommonOptions) -> None:

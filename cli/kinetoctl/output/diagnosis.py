@@ -42,7 +42,7 @@ def host_verdict(diagnosis: "pb.HostDiagnosis") -> str:
     """One line for the end."""
     found = problems(diagnosis.checks)
     if not found:
-        return f"nothing on {diagnosis.hostname} prevents traces"
+        return f"nothing on {diagnosis.hostname} prevents tracing"
     return f"problems on {diagnosis.hostname}: {', '.join(found)}"
 
 

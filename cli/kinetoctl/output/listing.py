@@ -236,7 +236,7 @@ def listing_options(orders: Iterable[str], usual: str) -> Callable[[F], F]:
                     is_flag=True,
                     help="Keep the list up to date until Ctrl-C; in a pipe, print a line for each change.",
                 ),
-                interval_option("2s", "Time between two looks with --watch."),
+                interval_option("2s", "Time between updates with --watch."),
             )
         ):
             function = option(function)

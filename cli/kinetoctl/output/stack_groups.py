@@ -96,7 +96,7 @@ def does(thread: pb.ThreadStack) -> str:
 def gpu_does(gpu: pb.GpuSample) -> str:
     """What a GPU did during the look, in words that follow "GPU 0 "; empty: unknown."""
     if not gpu.works:
-        return "does not answer: it has fallen off the bus or must be reset"
+        return "is not responding (it has fallen off the bus or must be reset)"
     busy = next((getattr(gpu, name) for name in ("graphics_active", "utilization") if gpu.HasField(name)), None)
     work = [getattr(gpu, name) for name in _GPU_WORK if gpu.HasField(name)]
     if not work and gpu.HasField("memory_utilization"):
@@ -106,7 +106,7 @@ def gpu_does(gpu: pb.GpuSample) -> str:
     if busy < _GPU_ACTIVE:
         does = "is idle"
     elif busy > _GPU_BUSY and work and max(work) < _GPU_ACTIVE:
-        does = "is busy without floating-point work or memory traffic, as a kernel that waits is"
+        does = "is busy without floating-point work or memory traffic, as with a kernel that is waiting"
     else:
         does = f"is busy {share(busy, 1)} of the time"
     xids = ", ".join(map(str, sorted(gpu.xid_errors)))

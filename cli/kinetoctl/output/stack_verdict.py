@@ -233,7 +233,7 @@ def _lateness(crowd: _Crowd, waiting: Sequence[int], late: Sequence[int], names:
         both = f"in the {name} in which {crowd.count(waiting)} {wait}"
         return f"{crowd.named(late)} {'is' if one else 'are'} not {both}: {_they(crowd, late)}"
     do = f"{'does' if one else 'do'} not"
-    return f"{crowd.count(waiting)} {wait} {where}, {crowd.named(late)} {do}: {_they(crowd, late)}"
+    return f"{crowd.count(waiting)} {wait} {where}, but {crowd.named(late)} {do}: {_they(crowd, late)}"
 
 
 def _all_wait(crowd: _Crowd, waiting: Sequence[int], names: Collection[str]) -> str:
@@ -279,10 +279,10 @@ def _few_and_many(crowd: _Crowd) -> str:
     (most, number), *_ = Counter(kinds.values()).most_common()
     if number == len(everyone):
         first = place(crowd.main[everyone[0]])
-        where = f"; the first, {crowd.count(everyone[:1])}, in {first.function} ({line_of(first)})" if first else ""
+        where = f"; {crowd.count(everyone[:1])}, for example, in {first.function} ({line_of(first)})" if first else ""
         return f"{crowd.every(everyone)} run{where}"
     if 2 * number <= len(everyone):
-        return f"{crowd.count(everyone)} stand in different places: {_each(crowd, everyone)}"
+        return f"{crowd.count(everyone)} are in different places: {_each(crowd, everyone)}"
     many = [each for each in everyone if kinds[each] == most]
     few = [each for each in everyone if kinds[each] != most]
     return f"{_each(crowd, few)}, and {crowd.count(many)} {most}"

@@ -130,10 +130,10 @@ class OwnTrace:
     def farewell(self) -> str:
         """One line for after the view."""
         if self.error is None and self.capture is None:
-            return f"the trace of pid {self.pid} was just requested; `kinetoctl captures list` shows whether it began"
+            return f"the trace of pid {self.pid} was just requested; `kinetoctl captures list` shows whether it started"
         if self.is_open and self.capture:
-            later = f"`kinetoctl captures fetch {self.capture.id}` downloads it when it has ended"
-            return f"capture {self.capture.id} of pid {self.pid} goes on; {later}"
+            later = f"`kinetoctl captures fetch {self.capture.id}` downloads it once it has ended"
+            return f"capture {self.capture.id} of pid {self.pid} continues; {later}"
         return self.text()
 
 
@@ -198,7 +198,7 @@ class LiveView:
 
     def _picture(self) -> "RenderableType":
         if self._sample is None:
-            return waiting(self._console, f"waiting for the first sample of {self._client.address}; q quits")
+            return waiting(self._console, f"waiting for the first sample from {self._client.address}; q quits")
         return picture(self._console, self._sample, self._view, self._trends, extent(self._spec(0)))
 
     def _show(self) -> None:
@@ -216,7 +216,7 @@ class LiveView:
             self._trace(self._view.asked)
         elif (selected := self._view.process()) is not None:
             if action is KeyAction.DIAGNOSE:
-                self._view.message = f"asking about pid {selected.process.pid}"
+                self._view.message = f"checking pid {selected.process.pid}"
                 self._in_thread(partial(self._diagnose, selected.process.pid))
             elif action is KeyAction.EXPLAIN:
                 self._explain(selected)
@@ -231,7 +231,7 @@ class LiveView:
     def _lose(self, since_s: float) -> None:
         """since_s: Unix time."""
         since = time.strftime("%H:%M:%S", time.localtime(since_s))
-        self._view.lost = f"no answer from {self._client.address} since {since}: these figures are older; trying again"
+        self._view.lost = f"no answer from {self._client.address} since {since}: showing older figures; trying again"
 
     def _leave(self) -> None:
         self._leaving = True
@@ -257,7 +257,7 @@ class LiveView:
         if not code:
             pid = sample.process.pid
             self._view.message = (
-                f"no trace of pid {pid} that was started here has a reason code; d asks doctor about it"
+                f"no trace of pid {pid} that was started here has a reason code; press d to check it with doctor"
             )
             return
         try:
@@ -403,10 +403,10 @@ def _bottom(view: TopView, width: int, extent: str) -> list[RenderableType]:
     if view.mode is Mode.FILTER:
         return [
             _cut(f"filter: {view.filter}█", width, "bold"),
-            _cut("Enter keep  Esc end the filter", width, "reverse"),
+            _cut("Enter keep  Esc clear the filter", width, "reverse"),
         ]
     if view.mode is Mode.QUESTION:
-        return [_question(view, width, extent), _cut("y trace  any other key do not", width, "reverse")]
+        return [_question(view, width, extent), _cut("y trace  any other key cancel", width, "reverse")]
     lines = [Text(one_line(text)) for text in (view.note, view.message) if text]
     if view.lost:
         lines.append(Text(one_line(view.lost), style="bold red"))

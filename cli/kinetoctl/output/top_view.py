@@ -29,15 +29,15 @@ MAX_FILTER = 200
 KEYS = (
     ("↑ ↓, k j", "select a process, or scroll a page"),
     ("PgUp PgDn, Home End, g G", "a page up or down; the first or last row"),
-    ("s > . F6, < ,", "sort by the next order, or by the previous one"),
+    ("s > . F6, < ,", "next sort order, or the previous one"),
     ("P M N", "sort by CPU, memory or pid"),
     ("r, I", "reverse the order"),
-    ("/, \\ F4", "filter by pid, user, rank, job, pod or command; Enter keeps the filter, Esc ends it"),
+    ("/, \\ F4", "filter by pid, user, rank, job, pod or command; Enter keeps the filter, Esc clears it"),
     ("t", "trace the selected process, with the defaults of `kinetoctl trace`"),
-    ("d, Enter", "what `kinetoctl doctor` says of the selected process"),
-    ("e", "what `kinetoctl explain` says of how its last trace ended"),
+    ("d, Enter", "check the selected process, like `kinetoctl doctor`"),
+    ("e", "explain how its last trace ended, like `kinetoctl explain`"),
     ("h ?, F1", "this help"),
-    ("q, F10, Ctrl-C", "leave; captures go on"),
+    ("q, F10, Ctrl-C", "quit; captures continue"),
 )
 HINTS = "t trace  d doctor  / filter  s sort  h help  q quit"
 SPAN_S = 300.0

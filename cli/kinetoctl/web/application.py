@@ -145,7 +145,7 @@ class WebApplication:
 def page_answer(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
     """The page of a user who is known. Raises WebError for a form that was not made for the session."""
     if request.method not in SAFE_METHODS and not session.owns(request.first("form_secret")):
-        raise WebError(HTTPStatus.FORBIDDEN, "this form was not made for your session: load its page again")
+        raise WebError(HTTPStatus.FORBIDDEN, "this form does not belong to your session: reload its page")
     page, found = _route(request)
     if page is None or (context.files and request.path.startswith(_WITH_DAEMON)):
         nowhere = WebError(HTTPStatus.NOT_FOUND, f"there is no page {request.path}")
@@ -159,7 +159,7 @@ def page_answer(context: PageContext, request: WebRequest, session: WebSession) 
 def _problem(context: PageContext, request: WebRequest, session: WebSession, exc: Exception) -> WebAnswer:
     status = exc.status if isinstance(exc, WebError) else next(code for kind, code in _STATUS if isinstance(exc, kind))
     waits = isinstance(exc, (TooBusy, Computing))
-    text = "Other results are being computed; this page loads itself again." if waits else str(exc)
+    text = "Other results are being computed; this page reloads by itself." if waits else str(exc)
     answer = render(
         "problem.html",
         context,

@@ -35,8 +35,8 @@ def annotations_on_gpu(context: Context) -> Table:
 @view(
     "gpu_annotations",
     columns(
-        ("name", "text", "", "name; others: everything that is not listed"),
-        ("count", "int", "", "number of annotations; with compat=hta, number of names where several share a row"),
+        ("name", "text", "", 'name; "others" sums up everything that is not listed'),
+        ("count", "int", "", "number of annotations; with compat=hta, a row of several names counts the names"),
         ("sum_us", "float", "us", "sum of their durations"),
         ("max_us", "float", "us", "longest duration"),
         ("min_us", "float", "us", "shortest duration"),
@@ -52,17 +52,17 @@ def gpu_annotations(
     num_kernels: int = 1000,
     allowlist: Sequence[str] = (),
 ) -> Answer:
-    """The annotations that take most of the time, and all others as one row.
+    """The annotations that take the most time; all others share one row.
 
     On the GPU, an annotation lasts on each stream from the start of the first activity launched in it to the end of the
     last one. Nested annotations each count in full.
 
     Options:
-    - on: where the time is taken, gpu or cpu.
+    - on: where the time is measured, gpu or cpu.
     - num_kernels: the maximum number of annotations to list. If there are more, annotations are listed only until they
       make up duration_ratio of the time.
     - duration_ratio: see num_kernels.
-    - allowlist: annotations whose names contain one of these texts are always listed.
+    - allowlist: annotations whose names contain one of these strings are always listed.
     """
     table = context.get(annotations_on_gpu) if on == "gpu" else context.trace.table("user_annotation")
     name, duration = table["name"].astype(np.int64), table["duration"] / 1000
@@ -167,15 +167,15 @@ def _answer(context: Context, events: GpuEvents, name: Ints) -> Answer:
         ("p99_us", "float", "us", "99th percentile"),
         ("p99_9_us", "float", "us", "99.9th percentile"),
         ("max_us", "float", "us", "longest"),
-        ("mean_host_us", "float", "us", "mean time on the host alone"),
-        ("mean_gpu_us", "float", "us", "mean of the summed time of the GPU activities that were launched in it"),
+        ("mean_host_us", "float", "us", "mean duration on the host"),
+        ("mean_gpu_us", "float", "us", "mean GPU time launched in it, summed over activities"),
     ),
 )
 def annotation_latency(context: Context) -> Answer:
-    """The latency of each annotation, such as a request or a batch of inference, by percentile; the slowest come first.
+    """The latency of each annotation, such as an inference request or batch, by percentile; the slowest come first.
 
-    Latency lasts from the start of the annotation to its end on the host, or to the end of the last GPU activity that
-    was launched in it, whichever is later. Names that differ only in a trailing #number, such as those of steps, share
+    Latency is the time from the start of the annotation to its end on the host, or to the end of the last GPU activity
+    launched in it, whichever is later. Names that differ only in a trailing #number, such as those of steps, share
     a row. Percentiles between two values are interpolated: with fewer than 100 values, the 99th is close to the
     longest.
     """

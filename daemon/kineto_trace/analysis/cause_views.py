@@ -42,27 +42,27 @@ TITLES: Mapping[str, str] = {
     "pageable_copies": "copies from or to pageable memory, while no kernel runs",
     "pinned_copies": "copies from or to pinned memory, while no kernel runs",
     "device_copies": "copies on or between GPUs, while no kernel runs",
-    "other_copies": "copies whose kind of memory is not in the trace, while no kernel runs",
+    "other_copies": "copies whose type of memory is not in the trace, while no kernel runs",
     "fills": "memory fills, while nothing else runs",
-    "unrecorded": "the GPU's activities were not recorded",
+    "unrecorded": "time in which the GPU's activities were not recorded",
     "data_loading": "GPU idle: waiting for the next batch, or building it",
     "host_communication": "GPU idle: the host waits in a collective",
     "allocation": "GPU idle: the runtime allocates or releases memory",
-    "synchronisation": "GPU idle: the host had waited for the GPU, and comes back with work",
-    "operators": "GPU idle: the host is in operators and launching calls",
-    "python": "GPU idle: the host runs Python outside of operators",
+    "synchronisation": "GPU idle: the host has waited for the GPU, and only then launches new work",
+    "operators": "GPU idle: the host runs operators and launches work",
+    "python": "GPU idle: the host runs Python code outside operators",
     "gil": "GPU idle: the host waits for Python's global lock (GIL)",
-    "blocked": "GPU idle: the host is off the CPU in Python; sleep, lock or I/O",
+    "blocked": "GPU idle: the host is off the CPU in Python code (sleep, lock or I/O)",
     "lock": "GPU idle: the host waits for a lock, a queue or another thread",
     "sleep": "GPU idle: the host sleeps",
     "input_output": "GPU idle: the host reads, writes or waits for a file, socket or process",
     "garbage_collection": "GPU idle: the host collects garbage",
     "logging": "GPU idle: the host prints or logs",
-    "staging": "GPU idle: the host is in the call of a copy from or to pageable memory, or releases that memory",
-    "annotation": "GPU idle: the host is in an annotated range, outside of operators",
-    "launch_latency": "GPU idle: from the launching call to the start of its work",
+    "staging": "GPU idle: the host copies from or to pageable memory, or frees that memory",
+    "annotation": "GPU idle: the host is in an annotated range, outside operators",
+    "launch_latency": "GPU idle: from the launch call to the start of the launched work",
     "kernel_gaps": "GPU idle: short gaps between activities that were launched ahead",
-    "queued": "GPU idle: launched work waits in its queue, for an event, another stream or the launch",
+    "queued": "GPU idle: launched work waits in its queue for an event, another stream or the launch itself",
     "unknown": "GPU idle: the trace does not show why",
 }
 _MATRIX = re.compile(
@@ -190,7 +190,7 @@ class MeasuredSteps:
         if not self.length[self.left_out].any():
             return None
         took = format_duration(int(self.length[self.left_out].sum()))
-        return f"the first {took}, up to the end of a gap that does not recur, are warm-up and left out"
+        return f"the first {took}, up to the end of a gap that does not recur, are left out as warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,9 +399,9 @@ def host_causes(context: Context) -> HostCauses:
         ("device", "int", "", "GPU; missing in a trace without GPU activity"),
         ("share_pct", "float", "%", "share of the time of all measured steps (or of the trace)"),
         ("step_us", "float", "us", "mean per measured step; missing without steps"),
-        ("meaning", "text", "", "what the GPU, or while it was idle the host, did"),
-        ("what", "text", "", "operator, call, annotation or Python function with most of it; of unknown time, why"),
-        ("part_us", "float", "us", "time of that; missing without GPU activity"),
+        ("meaning", "text", "", "what the GPU did, or the host while the GPU was idle"),
+        ("what", "text", "", "operator, call, annotation or Python function with most of it, or why it is unknown"),
+        ("part_us", "float", "us", "time of `what`; missing without GPU activity"),
         ("total_us", "float", "us", "sum over all measured steps"),
         ("cause", "text", "", f"short name of the cause: {', '.join((*CAUSES, *HOST_CAUSES))}, or {OTHERS}"),
     ),
@@ -410,19 +410,19 @@ def time_causes_view(context: Context, *, detail: bool = False, warm_up: bool = 
     """Where every nanosecond of the steps goes: the causes of each GPU sum to 100 %.
 
     While a GPU has work, the kind of work counts. Computation comes first, so communication and copies only count where
-    no computation hides them. While the GPU is idle, also before its first and after its last activity in a step, the
-    activity of the host counts: it waited for data, for the GPU, in a collective or for memory; it was in an operator
-    or a launching call; it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the
-    launched work waited in its queue. What the trace does not show is called unknown, with the reason. The first steps
-    are left out if they do not show the pace of the program (warm-up, or the host ran ahead of the GPU).
-    kineto_trace.analysis.idle_pieces describes the rules in full. In a trace without GPU activity each moment of the
-    host's steps is in one part, as in view step_phases: loading, forward, backward, optimizer, or the program's own
-    code.
+    no computation hides them. While the GPU is idle (also before its first and after its last activity in a step), what
+    the host did counts: it waited for data, for the GPU, in a collective or for memory; it was in an operator or a
+    launch call; it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the launched work
+    waited in its queue. Time that the trace does not explain is called unknown, with the reason. The first steps are
+    left out if they do not show the pace of the program (warm-up, or the host ran ahead of the GPU).
+    kineto_trace.analysis.idle_pieces describes the rules in full. In a trace without GPU activity, each moment of the
+    host's steps belongs to one part, as in view step_phases: loading, forward, backward, optimizer, or the program's
+    own code.
 
     Options:
-    - detail: one row for each operator, function and so on of the GPU's idle time.
-    - warm_up: count the first steps that are left out too.
-    - least: causes with less than this share (in %) are one row together.
+    - detail: one row for each operator, function and so on in the GPU's idle time.
+    - warm_up: also count the first steps that are otherwise left out.
+    - least: causes with less than this share (in %) are merged into one row.
     """
     found = context.get(time_causes)
     host = context.get(host_causes)
@@ -565,12 +565,12 @@ def _over_ranks(partials: Sequence[tuple[int, RankCauses]], *, least: float = 0.
     columns(
         ("share_pct", "float", "%", "share of the time of all GPUs of all ranks, over their measured steps"),
         ("step_us", "float", "us", "mean per measured step of a GPU (or host); missing if a rank has no steps"),
-        ("least_pct", "float", "%", "share on the rank with least of it"),
+        ("least_pct", "float", "%", "smallest share on any rank"),
         ("least_rank", "int", "", "that rank"),
-        ("most_pct", "float", "%", "share on the rank with most of it"),
+        ("most_pct", "float", "%", "largest share on any rank"),
         ("most_rank", "int", "", "that rank"),
-        ("meaning", "text", "", "what the GPU, or while it was idle the host, did"),
-        ("what", "text", "", "operator, call, annotation or Python function with most of it on one rank"),
+        ("meaning", "text", "", "what the GPU did, or the host while the GPU was idle"),
+        ("what", "text", "", "operator, call, annotation or Python function with the most of it on a single rank"),
         ("total_us", "float", "us", "sum over the GPUs of all ranks"),
         ("cause", "text", "", f"short name of the cause, as in time_causes, or {OTHERS}"),
     ),
@@ -579,12 +579,12 @@ def _over_ranks(partials: Sequence[tuple[int, RankCauses]], *, least: float = 0.
 def rank_time_causes(context: Context) -> RankCauses:
     """Where the time of all ranks' steps goes, by the causes of time_causes; they sum to 100 %.
 
-    The shares of a rank are those over all its GPUs. The ranks with the least and the most of a cause show whether it
-    affects the whole job or single ranks; time_causes has the causes of each rank and GPU. If no rank has GPU activity,
-    the causes are the parts of the host's steps.
+    The shares of a rank cover all its GPUs. The ranks with the least and the most of a cause show whether it affects
+    the whole job or only some ranks; time_causes has the causes of each rank and GPU. If no rank has GPU activity, the
+    causes are the parts of the host's steps.
 
     Options:
-    - least: causes with less than this share (in %) on every rank are one row together.
+    - least: causes with less than this share (in %) on every rank are merged into one row.
     """
     host = context.get(host_causes)
     if host.causes:

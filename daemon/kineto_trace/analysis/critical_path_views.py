@@ -116,13 +116,16 @@ def _notes(context: Context, graph: DependencyGraph, path: Path) -> list[str]:
         inferred = int(path.inferred.sum())
         notes.append(
             "the trace has no CUDA synchronisation records (cuda_sync): what synchronising calls and streams waited "
-            f"for is inferred from times, {inferred} of {len(path)} edges of the path so"
+            f"for is inferred from times ({inferred} of {len(path)} edges of the path)"
         )
     if not len(path):
-        notes.append("no operator, call or GPU activity lies in the window, so nothing is known of its time")
+        notes.append("no operator, call or GPU activity lies in the window, so nothing is known about its time")
     if len(path) and path.first[0] < 0 and path.last[0] >> 1 >= graph.events.host:
         before = format_duration(float(path.end[0] - path.start[0]))
-        notes.append(f"the call that launched the path's first GPU activity is not in the trace: {before} before it")
+        notes.append(
+            f"the call that launched the path's first GPU activity is not in the trace: the {before} before that "
+            "activity are unexplained"
+        )
     return notes
 
 
@@ -259,17 +262,17 @@ def critical_path_edges(
 ) -> Answer:
     """The chain of events that determined the length of a window, edge by edge in order of time.
 
-    The path is found backwards from its end: of everything that an event had to wait for (the event before it on its
-    thread or stream, its launch, a synchronisation, the thread of the backward pass, the runtime's lock), the last to
-    happen is the one that held it up. The durations therefore add up to the length of the window. Shortening an event
-    that is not on the path does not shorten the window.
+    The path is traced backwards from the end of the window: of everything that an event had to wait for (the event
+    before it on its thread or stream, its launch, a synchronisation, the thread of the backward pass, the runtime's
+    lock), whatever happened last held it up. The durations therefore add up to the length of the window. Shortening an
+    event that is not on the path does not shorten the window.
 
     Options:
-    - annotation: the window spans all annotations whose names contain this text; "" takes the whole trace. It ends with
+    - annotation: the window spans all annotations whose names contain this text; "" means the whole trace. It ends with
       the annotation, or with the last GPU activity launched in it if that is later.
     - instance: only the n-th of these annotations, counted from 0, or a range such as "2:4" (both ends included).
-    - data_loading: patterns (regular expressions) of annotations and operators that load data.
-    - infer: without cuda_sync records, infer from the times what each call waited for.
+    - data_loading: patterns (regular expressions) for the names of annotations and operators that load data.
+    - infer: without cuda_sync records, infer from times what each call waited for.
     """
     found = find_path(
         context, annotation=annotation, instance=instance, data_loading=patterns_of(data_loading), infer=infer
@@ -306,9 +309,9 @@ def critical_path_breakdown(
     data_loading: Sequence[str] = DATA_LOADING,
     infer: bool = True,
 ) -> Answer:
-    """The time of the critical path by what bounds it. Options and rules are those of the view critical_path.
+    """The time of the critical path by what bounds it. Same options and rules as the view critical_path.
 
-    Without any GPU activity in the trace, what GPUs contributed is missing, not zero.
+    If the trace has no GPU activity, the contribution of GPUs is missing, not zero.
     """
     found = find_path(
         context, annotation=annotation, instance=instance, data_loading=patterns_of(data_loading), infer=infer

@@ -122,18 +122,23 @@ _OPERATORS = tuple(KINDS.index(kind) for kind in ("cpu_op", "user_annotation"))
 @view(
     "event_selection",
     columns(
-        ("kind", "text", "", "kernel, cpu_op, cuda_runtime, …: the table that has it"),
+        ("kind", "text", "", "table that contains it: kernel, cpu_op, cuda_runtime, …"),
         ("name", "text", "", "name of the event"),
-        ("iteration", "int", "", "number of the step in which it began, GPU work: was launched; missing: in none"),
+        ("iteration", "int", "", "number of the step in which it began (GPU work: was launched); missing if in none"),
         ("start_ns", "int", "ns", "Unix time"),
-        ("time_us", "float", "us", "the same, relative to the beginning of the trace"),
+        ("time_us", "float", "us", "start, relative to the beginning of the trace"),
         ("duration_us", "float", "us", "duration"),
         ("thread", "int", "", "thread; missing for GPU work"),
-        ("device", "int", "", "GPU index in the process; missing for events of the host"),
-        ("stream", "int", "", "stream; missing for events of the host and of whole devices"),
-        ("op", "text", "", "operator, else annotation, around the call or that captured it; missing for others"),
+        ("device", "int", "", "GPU index in the process; missing for host events"),
+        ("stream", "int", "", "stream; missing for host events and for events of a whole device"),
+        (
+            "op",
+            "text",
+            "",
+            "operator (or else annotation) around the call, or that captured it into a graph; missing for other events",
+        ),
     ),
-    nothing="no event of the trace fits all conditions",
+    nothing="no event in the trace meets all conditions",
 )
 def event_selection(
     context: Context,
@@ -152,29 +157,29 @@ def event_selection(
     with_kernels: bool = False,
     limit: int = 1000,
 ) -> Answer:
-    """The events that meet all conditions, by start. Without conditions these are all events.
+    """The events that meet all conditions, ordered by start. Without conditions, all events.
 
-    These are HTA's filters: IterationFilter (iteration), IterationIndexFilter and FirstIterationFilter
+    HTA's filters correspond to options: IterationFilter (iteration), IterationIndexFilter and FirstIterationFilter
     (iteration_index=0), TimeRangeFilter (start_us, end_us), NameFilter (name), GPUKernelFilter (kind=gpu),
     CPUOperatorFilter (kind=cpu), MemCopyEventFilter (kind=gpu_memcpy with a name), ZeroDurationFilter (min_us=0.001),
-    UnderOperatorFilter, BeforeOperatorFilter and AfterOperatorFilter (op, where, position). CompositeFilter and
-    CombinedOperatorFilter are several conditions at once. RankFilter is the choice of the traces. QueryFilter
-    corresponds to SQL: SELECT … FROM kernel WHERE …, with all columns of each kind of event.
+    UnderOperatorFilter, BeforeOperatorFilter and AfterOperatorFilter (op, where, position). For CompositeFilter and
+    CombinedOperatorFilter, give several conditions; for RankFilter, select the traces. For QueryFilter, use SQL: SELECT
+    … FROM kernel WHERE …, with all columns of each kind of event.
 
     Options:
-    - kind: kinds of events, or gpu or cpu for all kinds there.
-    - name: a regular expression that the beginning of the name matches.
+    - kind: kinds of events; gpu or cpu selects all kinds on that side.
+    - name: a regular expression that must match at the beginning of the name.
     - iteration: numbers of steps.
-    - iteration_index: places of steps in the trace, 0 for the first.
-    - start_us: the event starts at this time or later, relative to the beginning of the trace.
-    - end_us: the event ends at this time or earlier.
+    - iteration_index: positions of steps in the trace, 0 for the first.
+    - start_us: only events that start at this time or later, relative to the beginning of the trace.
+    - end_us: only events that end at this time or earlier, relative to the beginning of the trace.
     - min_us: the minimum duration.
-    - stream: GPU streams.
+    - stream: numbers of GPU streams.
     - op: an operator or annotation with exactly this name; events are selected by their time relative to it.
-    - where: under selects the host's events during it, before those that ended before it, after those that started
-      after it.
+    - where: "under" selects the host events during that operator, "before" those that ended before it, "after" those
+      that started after it.
     - position: which run of that operator, 0 for the first, -1 for the last.
-    - with_kernels: also the GPU work that selected calls launched.
+    - with_kernels: also list the GPU work that the selected calls launched.
     - limit: the maximum number of events to list; 0 lists all.
     """
     events = context.get(event_columns)
@@ -206,7 +211,7 @@ def _of_kinds(context: Context, events: EventColumns, kinds: Sequence[str]) -> F
     groups |= {"gpu": (*ON_DEVICE, *own_work), "cpu": (*_GROUPS["cpu"], *own_calls)}
     unknown = [kind for kind in kinds if kind not in groups]
     if unknown:
-        raise ViewError(f"view event_selection: kind={unknown[0]} is not valid; use some of {', '.join(groups)}")
+        raise ViewError(f"view event_selection: kind={unknown[0]} is not valid; use one or more of {', '.join(groups)}")
     wanted = np.zeros(len(present), np.bool_)
     wanted[[present.index(each) for kind in kinds or ("cpu", "gpu") for each in groups[kind]]] = True
     return wanted[events.kind]
@@ -226,7 +231,9 @@ def _numbers(context: Context, places: Sequence[int]) -> Ints:
     known = unique_values(context.get(steps).number)
     wrong = [place for place in places if not -len(known) <= place < len(known)]
     if wrong:
-        raise ViewError(f"view event_selection: the trace has {len(known)} steps, none with the index {wrong[0]}")
+        raise ViewError(
+            f"view event_selection: the trace has {len(known)} steps, so iteration_index={wrong[0]} is out of range"
+        )
     return known[list(places)]
 
 
@@ -237,7 +244,7 @@ def _around(context: Context, events: EventColumns, op: str, position: int, wher
     runs = runs[np.argsort(events.start[runs], kind="stable")]
     if not -len(runs) <= position < len(runs):
         raise ViewError(
-            f"view event_selection: {op!r} runs {len(runs)} times in the trace; position={position} is none"
+            f"view event_selection: {op!r} ran {len(runs)} times in the trace, so position={position} is out of range"
         )
     start, end = int(events.start[runs[position]]), int(events.end[runs[position]])
     found: Flags = events.device == NOTHING
@@ -252,7 +259,7 @@ def _answer(context: Context, events: EventColumns, rows: Ints, limit: int) -> A
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     notes = []
     if limit and len(rows) > limit:
-        notes = [f"{len(rows):,} events fit; the first {limit:,} are shown, all with limit=0"]
+        notes = [f"{len(rows):,} events match; only the first {limit:,} are listed (limit=0 lists all)"]
         rows = rows[:limit]
     found, strings = events.take(rows), context.trace.strings
     return Answer(

@@ -35,7 +35,9 @@ NS_PER_US = 1e3
 STEPS = STEP_PREFIX.removesuffix("#")
 STEP, SECOND = "step", "second"
 NO_IDLE = "samples of idle threads are left out"
-OUTSIDE_MODULES = "{} of GPU time were launched outside of modules, as by the backward pass and the optimizer"
+OUTSIDE_MODULES = (
+    "{} of GPU time comes from work launched outside any module, for example by the backward pass or the optimizer"
+)
 
 
 class FlameSubject(StrEnum):
@@ -53,7 +55,9 @@ NOTHING_OF = {
     FlameSubject.OPS: "the trace has no operators and no annotations",
     FlameSubject.KERNELS: "the trace has no GPU work",
     FlameSubject.MODULES: NO_MODULES,
-    FlameSubject.MODULES_GPU: f"no GPU work was launched in modules; if there are none: {NO_MODULES}",
+    FlameSubject.MODULES_GPU: (
+        "no GPU work was launched in modules; to record module calls, use with_modules=True or with_stack=True"
+    ),
 }
 GPU_SUBJECTS = (FlameSubject.KERNELS, FlameSubject.MODULES_GPU)  # in order of time: side by side, as launched
 _ON_HOST: Mapping[FlameSubject, Callable[[Context], CallForest]] = {
@@ -102,10 +106,10 @@ class FlameProfile:
         ("stack", "texts", "", "frames from the outermost to the innermost one; the first is the thread"),
         ("name", "text", "", "the innermost frame: operator, annotation, Python function, line, module or kernel"),
         ("kind", "text", "", "what it is: function, annotation, operator, module, gpu, waiting (for the GIL) or idle"),
-        ("self_us", "float", "us", "time in which the stack was exactly this; missing if only samples are known"),
+        ("self_us", "float", "us", "time spent in exactly this stack; missing if only samples are known"),
         ("self_pct", "float", "%", "share of the time or samples of all stacks"),
-        ("samples", "int", "", "samples with exactly this stack, if the time between two samples is not known"),
-        ("stacks", "int", "", "number of stacks that the row stands for"),
+        ("samples", "int", "", "number of samples with exactly this stack; missing if its time is known"),
+        ("stacks", "int", "", "number of stacks in this row"),
     ),
 )
 def flame_graph(
@@ -117,19 +121,19 @@ def flame_graph(
     idle: bool = False,
     least: float = 0.0,
 ) -> Answer:
-    """Merged stacks, as flame graphs draw them: equal stacks form one row, and those with most time come first.
+    """Merged stacks, as flame graphs draw them: equal stacks form one row, and those with the most time come first.
 
     Time is counted once: the time of a frame's callees is in the rows of their stacks, so the rows sum to 100 %. All
-    training steps have one name, "ProfilerStep".
+    training steps share the name "ProfilerStep".
 
     Options:
     - of: "ops" for operators and annotations by their time on the host; "python" for Python functions, by samples and
       line where stacks were sampled, otherwise by the time of calls; "kernels" for GPU work below the frames that
       launched it; "modules" for modules by their time on the host, "modules_gpu" by the GPU time launched in them.
-    - thread: id of the only thread of interest; of kernels, the one that launched them.
-    - step: number of the only step of interest (N of ProfilerStep#N); kernels count by their launch.
-    - idle: count samples in which a thread was idle, too.
-    - least: stacks with less than this share (in %) are one row together.
+    - thread: id of the only thread to include; for kernels, the thread that launched them.
+    - step: number of the only step to include (N of ProfilerStep#N); kernels belong to the step of their launch.
+    - idle: also count samples in which a thread was idle.
+    - least: stacks with less than this share (in %) are combined into one row.
     """
     choice = FlameChoice(of=FlameSubject(of), thread=thread, step=step, idle=idle)
     profile = merged_profile(context, choice)
@@ -244,7 +248,8 @@ def _stretch(context: Context, step: int | None, only_whole: bool) -> tuple[int,
     if step is not None:
         rows = np.flatnonzero(found.number == step)
         if not len(rows):
-            raise ViewError(f"the trace has no step {step}; there are: {', '.join(map(str, found.number.tolist()))}")
+            known = ", ".join(map(str, found.number.tolist())) or "none"
+            raise ViewError(f"the trace has no step {step}; its steps: {known}")
         return int(found.start[rows].min()), int(found.end[rows].max()), 1
     whole = context.get(paced_steps)
     if only_whole and len(whole):
@@ -282,7 +287,7 @@ def _samples(
         length = np.maximum(calls.end - calls.start, 1)
         inside = np.clip(np.minimum(calls.end, cut[1]) - np.maximum(calls.start, cut[0]), 0, length)
         own = (own * (inside / length)).astype(np.int64)
-        notes.append("samples of frames that run beyond the step count in proportion to their time in it")
+        notes.append("samples of frames that extend beyond the step count in proportion to their time in the step")
     return replace(calls, own=own), NS if period else SAMPLES, tuple(notes)
 
 

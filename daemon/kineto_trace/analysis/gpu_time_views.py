@@ -20,7 +20,7 @@ from kineto_trace.view_api.view import Answer, view
 
 NO_GPU = "the trace has no GPU activity"
 Row = list[float | None]
-_NO_COPIES = "the trace has no copies or fills that state their size"
+_NO_COPIES = "the trace has no copies or fills of known size"
 _SERIES = columns(
     ("device", "int", "", "GPU index in the process; missing with compat=hta"),
     ("kind", "text", "", "Memcpy HtoD, Memcpy DtoH, Memcpy DtoD, Memset, …"),
@@ -124,11 +124,11 @@ def devices_of(events: GpuEvents) -> list[tuple[int, Flags]]:
 @view(
     "temporal_breakdown",
     columns(
-        ("device", "int", "", "GPU index in the process; missing with compat=hta, which adds all GPUs up"),
+        ("device", "int", "", "GPU index in the process; missing with compat=hta, which adds up all GPUs"),
         ("idle_us", "float", "us", "time in which no event ran"),
         ("compute_us", "float", "us", "time in which at least one computing kernel ran"),
         ("non_compute_us", "float", "us", "time in which only communication, copies and fills ran"),
-        ("kernel_time_us", "float", "us", "from the first start to the last end: the sum of the three above"),
+        ("kernel_time_us", "float", "us", "from the first start to the last end: the sum of the three columns above"),
         ("idle_pct", "float", "%", "share of kernel_time_us"),
         ("compute_pct", "float", "%", "share of kernel_time_us"),
         ("non_compute_pct", "float", "%", "share of kernel_time_us"),
@@ -137,8 +137,8 @@ def devices_of(events: GpuEvents) -> list[tuple[int, Flags]]:
 def temporal_breakdown(context: Context) -> Answer:
     """Idle, computing and other time of each GPU between its first and its last event.
 
-    Computing time is the union of all kernels that do not communicate (by name: nccl, rccl). Idle time is the time
-    outside the union of all kernels, copies and fills.
+    Computing time is the union of all kernels other than communication kernels, which are recognized by their names
+    (such as nccl or rccl). Idle time is the time outside the union of all kernels, copies and fills.
     """
     events = context.get(gpu_events)
     rows: list[Row] = []
@@ -167,16 +167,16 @@ def temporal_columns(rows: Sequence[Row]) -> Answer:
 @view(
     "comm_comp_overlap",
     columns(
-        ("device", "int", "", "GPU index in the process; missing with compat=hta, which adds all GPUs up"),
+        ("device", "int", "", "GPU index in the process; missing with compat=hta, which adds up all GPUs"),
         ("communication_us", "float", "us", "time in which at least one communication kernel ran"),
-        ("overlapped_us", "float", "us", "part of it in which a computing kernel ran as well"),
+        ("overlapped_us", "float", "us", "part of communication_us in which a computing kernel ran as well"),
         ("overlap_pct", "float", "%", "share of the communication time; missing without communication"),
     ),
 )
 def comm_comp_overlap(context: Context) -> Answer:
     """How much of the communication time of each GPU overlaps with computing kernels.
 
-    Communication kernels are recognized by their names (nccl, rccl, in all versions).
+    Communication kernels are recognized by their names (such as nccl or rccl).
     """
     events = context.get(gpu_events)
     rows: list[Row] = []
@@ -224,7 +224,7 @@ def type_columns(tables: Sequence[tuple[int | None, dict[str, int]]], digits: in
             "kernel_type",
             "text",
             "",
-            "COMPUTATION, COMMUNICATION or MEMORY; types that ran at the same time: A overlapping B",
+            'COMPUTATION, COMMUNICATION or MEMORY; "A overlapping B" for types that ran at the same time',
         ),
         ("sum_us", "float", "us", "time in which exactly these types ran"),
         ("share_pct", "float", "%", "share of the time in which any type ran"),
@@ -270,8 +270,8 @@ def lengths_by_types(running: Sweep) -> dict[str, int]:
     "kernel_breakdown",
     columns(
         ("kernel_type", "text", "", "COMPUTATION, COMMUNICATION or MEMORY"),
-        ("name", "text", "", "name; others: everything that is not listed"),
-        ("count", "int", "", "number of events; with compat=hta, number of names where several share a row"),
+        ("name", "text", "", 'name; "others" sums up everything that is not listed'),
+        ("count", "int", "", "number of events; with compat=hta, a row of several names counts the names"),
         ("sum_us", "float", "us", "sum of their durations"),
         ("max_us", "float", "us", "longest duration"),
         ("min_us", "float", "us", "shortest duration"),
@@ -287,7 +287,7 @@ def kernel_breakdown(
     num_kernels: int = 10,
     include_memory: bool = True,
 ) -> Answer:
-    """For each type of work the kernels that take most of the time, and all others as one row.
+    """The kernels that take the most time, for each type of work; all others of a type share one row.
 
     Options:
     - num_kernels: the maximum number of kernels to list per type. If a type has more, kernels are listed only until
@@ -374,15 +374,15 @@ def summed_bandwidths(
     _SERIES
     + columns(
         ("time_ns", "int", "ns", "Unix time of the change"),
-        ("time_us", "float", "us", "the same, relative to the beginning of the trace"),
-        ("bandwidth", "float", "GB/s", "from this time on: sum over all running copies and fills"),
+        ("time_us", "float", "us", "time of the change, relative to the beginning of the trace"),
+        ("bandwidth", "float", "GB/s", "sum over all running copies and fills, from this time on"),
     ),
     nothing=_NO_COPIES,
 )
 def memory_bandwidth(context: Context) -> Answer:
     """The bandwidth of copies and fills by kind, at every change. Memory traffic of kernels is not included.
 
-    While a copy runs, it counts with its bytes divided by its duration; simultaneous copies add up.
+    A running copy counts with its bytes divided by its duration; simultaneous copies add up.
     """
     return bandwidth_columns(context.get(bandwidths))
 
@@ -406,7 +406,7 @@ def bandwidth_columns(found: Bandwidths) -> Answer:
     nothing=_NO_COPIES,
 )
 def memory_bandwidth_summary(context: Context) -> Answer:
-    """Statistics of the values of memory_bandwidth above 0. Each change counts once, however long it lasts."""
+    """Statistics of the values of memory_bandwidth above 0. Each value counts once, no matter how long it lasted."""
     return summary_columns(context.get(bandwidths))
 
 

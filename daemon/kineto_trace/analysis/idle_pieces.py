@@ -109,11 +109,11 @@ _LAUNCHED = re.compile(r"^(?:nccl|rccl|xccl|hccl):")  # collectives that the hos
 REASONS = (
     "",
     "the launch that ended the gap is not in the trace",
-    "the trace has no calls of the runtime or driver, so what launched the work is not known: record these",
-    "no Python stacks were recorded: kinetoctl trace --with-stack shows them (torch.profiler: with_stack=True)",
-    "no sample of the Python stacks fell into these gaps: kinetoctl trace --stack-hz takes more of them",
-    "the launching thread ran no Python function, operator or call",
-    "no earlier work of this GPU is in the trace: it may still have run what was launched before the recording began",
+    "the trace has no runtime or driver calls, so it is unknown what launched the work: record these calls",
+    "no Python stacks were recorded: use kinetoctl trace --with-stack (torch.profiler: with_stack=True)",
+    "no stack sample fell into these gaps: sample more often with kinetoctl trace --stack-hz",
+    "the launching thread was in no Python function, operator or call",
+    "the trace has no earlier work of this GPU: it may still have run work launched before the recording began",
 )
 EXPLAINED, NO_LAUNCH, NO_CALLS, NO_STACKS, NO_SAMPLE, NO_EVENT, NOTHING_EARLIER = range(len(REASONS))
 PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)  # copies whose call itself reads or writes that memory

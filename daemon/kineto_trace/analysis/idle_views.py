@@ -23,7 +23,7 @@ from kineto_trace.view_api.view import Answer, view
 CATEGORIES = ("host_wait", "kernel_wait", "other")
 HOST_WAIT, KERNEL_WAIT, OTHER = range(3)
 Row = dict[str, float | str | None]
-NEVER_IDLE = "no GPU was idle in the steps (without complete ones: in the trace)"
+NEVER_IDLE = "no GPU was idle in the complete steps (or, if there are none, in the whole trace)"
 
 
 class _Doing(NamedTuple):
@@ -56,12 +56,12 @@ def idle_breakdown(
     A gap is the time from the end of all earlier activities of the stream to the start of the next one. Its categories:
     - host_wait: the call that launched the next activity began only after the gap had begun.
     - kernel_wait: the activity was launched in time, and the gap is shorter than consecutive_kernel_delay: the overhead
-      of starting kernels one after the other.
+      of starting one kernel after another.
     - other: neither; for example, the stream waited for an event of another stream.
 
     Options:
     - consecutive_kernel_delay: in us.
-    - streams: only these streams; all if not given.
+    - streams: only these streams; all by default.
     """
     events = context.get(gpu_events)
     parts = tracks(events, events.track)
@@ -142,14 +142,14 @@ def categorized_gaps(events: GpuEvents, part: Ints, before: Ints, delay_ns: int)
         ("window_pct", "float", "%", "share of the window (the steps, or the trace)"),
         ("longest_us", "float", "us", "longest gap"),
         ("op", "text", "", "operator to which most of this idle time belongs"),
-        ("op_us", "float", "us", "idle time that belongs to it"),
+        ("op_us", "float", "us", "idle time that belongs to that operator"),
     ),
 )
 def idle_causes(context: Context) -> Answer:
     """Why each GPU was idle, by cause.
 
     A gap is a span of the window without any kernel, copy or fill on the GPU. The activity that ends it determines the
-    cause: it was launched before the gap began (queued), or late by a host that had waited for the GPU
+    cause: it was launched before the gap began (queued), or launched late, by a host that had waited for the GPU
     (synchronisation), for the next batch (data_loading), for other ranks (communication) or for CUDA's memory
     allocation (memory), or that was simply busy (host: the launch-bound case). kineto_trace.analysis.idle_gaps
     describes the rule in full.
@@ -207,11 +207,11 @@ def _by_op(found: IdleGaps, chosen: Ints, op_names: Ints32) -> tuple[Ints32, Int
         ("start_ns", "int", "ns", "start of the gap, Unix time"),
         ("idle_us", "float", "us", "length"),
         ("cause", "text", "", f"one of {', '.join(CAUSES)}"),
-        ("step", "int", "", "training step in which it began"),
+        ("step", "int", "", "training step in which the gap began"),
         ("op", "text", "", "operator that the host was in"),
-        ("doing", "text", "", f"what most of it went to: one of {', '.join(IDLE_CAUSES)} (view time_causes)"),
-        ("doing_us", "float", "us", "how much of it"),
-        ("function", "text", "", "Python function of the user that ran then, with file and line"),
+        ("doing", "text", "", f"what took most of the gap: one of {', '.join(IDLE_CAUSES)} (view time_causes)"),
+        ("doing_us", "float", "us", "time that it took"),
+        ("function", "text", "", "the user's Python function that ran then, with file and line"),
         ("blocking_call", "text", "", "call that had waited for the GPU"),
         ("launch_call", "text", "", "call that ended the gap"),
         ("before", "text", "", "activity before the gap"),
@@ -232,7 +232,7 @@ def idle_gaps_view(context: Context, *, limit: int = 100, cause: IdleCause | Non
         order = order[found.cause[order] == CAUSES.index(cause)]
         if len(found) and not len(order):
             seen = ", ".join(CAUSES[number] for number in unique_values(found.cause).tolist())
-            notes.append(f"no gap has the cause {cause}: those of this trace are {seen}")
+            notes.append(f"no gap has the cause {cause}; the causes in this trace are {seen}")
     if len(order) and limit <= 0:
         notes.append(f"{times(len(order), 'gap is', 'gaps are')} not shown, since limit is {limit}")
     order = order[: max(limit, 0)]

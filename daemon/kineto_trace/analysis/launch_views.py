@@ -17,7 +17,7 @@ from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import describe, statistics_columns, texts
 from kineto_trace.view_api.view import Answer, view
 
-NO_LAUNCHES = "no GPU activity of the trace has its launch in the trace"
+NO_LAUNCHES = "no GPU activity has its launching call in the trace"
 ATEN = "aten::"
 ARROW = " -> "
 MAX_QUEUE_LENGTH = 1024  # from about here on CUDA blocks the launching call
@@ -91,7 +91,7 @@ class Queues:
 @view(
     "launch_stats",
     columns(
-        ("correlation", "int", "", "correlation id, which joins the call with the activity"),
+        ("correlation", "int", "", "correlation id, which links the call to the activity"),
         ("call", "text", "", "name of the call"),
         ("activity", "text", "", "name of the kernel, copy or fill"),
         ("cpu_us", "float", "us", "duration of the call"),
@@ -102,7 +102,7 @@ class Queues:
             "us",
             "from the end of the call to the start of the activity; 0 if the activity started earlier",
         ),
-        ("short_activity", "bool", "", "whether the call took longer than the activity, without being long"),
+        ("short_activity", "bool", "", "whether the call took longer than the activity, but at most runtime_cutoff"),
         ("long_call", "bool", "", "whether the call took longer than runtime_cutoff"),
         ("long_delay", "bool", "", "whether the delay is longer than launch_delay_cutoff"),
     ),
@@ -150,7 +150,7 @@ def launch_columns(context: Context, found: Launches, runtime_cutoff: float, lau
     "launch_summary",
     columns(
         ("launches", "int", "", "number of launched activities"),
-        ("short_activities", "int", "", "activities shorter than their call, which was not long"),
+        ("short_activities", "int", "", "activities shorter than their call, if the call took at most runtime_cutoff"),
         ("long_calls", "int", "", "activities whose call took longer than runtime_cutoff"),
         ("long_delays", "int", "", "activities that waited longer than launch_delay_cutoff"),
         ("cpu_us", "float", "us", "sum of the calls' durations"),
@@ -167,7 +167,7 @@ def launch_summary(
     launch_delay_cutoff: float = 100,
     include_memory: bool = True,
 ) -> Answer:
-    """The number of conspicuous launches: activities shorter than their call, long calls, long delays.
+    """How many launches look inefficient: activities shorter than their call, long calls, long delays.
 
     The options are those of launch_stats. A graph launch counts its call once for each kernel. If no
     launch has both its call and its activity in the trace, all figures are missing, not zero.
@@ -238,12 +238,12 @@ def launches_of(
             "mean time from that launch to the start of its kernel; 0 if the kernel started earlier",
         ),
     ),
-    nothing="no operator aten::… launched a kernel of the trace",
+    nothing="no aten::… operator launched a kernel in the trace",
 )
 def op_kernel_delay(context: Context) -> Answer:
     """The sequences of kernels that ATen operators launch themselves, and the delays of the first kernel of each.
 
-    A launch belongs to the innermost operator "aten::…" that runs on its thread when the call begins.
+    A launch belongs to the innermost "aten::…" operator that is running on its thread when the call begins.
     """
     return delay_columns(context, _exact_op_launches(context))
 
@@ -331,8 +331,8 @@ def queues_of(changes: tuple[Ints, Ints, Ints], where: tuple[Ints, Ints], about:
     _STREAM
     + columns(
         ("time_ns", "int", "ns", "Unix time of the change"),
-        ("time_us", "float", "us", "the same, relative to the beginning of the trace"),
-        ("queue_length", "int", "", "from this time on: number of activities that are launched but not started"),
+        ("time_us", "float", "us", "time of the change, relative to the beginning of the trace"),
+        ("queue_length", "int", "", "number of activities launched but not yet started, from this time on"),
     ),
     nothing=NO_LAUNCHES,
 )
@@ -363,13 +363,13 @@ def length_columns(found: Queues) -> Answer:
     "queue_length_summary",
     _STREAM
     + statistics_columns("", "queue lengths, one per change")
-    + columns(("time_mean", "float", "", "mean over time, from the first to the last change")),
+    + columns(("time_mean", "float", "", "mean weighted by time, from the first to the last change")),
     nothing=NO_LAUNCHES,
 )
 def queue_length_summary(context: Context) -> Answer:
-    """Statistics of the values of queue_length for each stream. Each change counts once, however long it lasts.
+    """Statistics of the values of queue_length for each stream. Each value counts once, no matter how long it lasted.
 
-    time_mean weights each value by the time that it lasted.
+    Only time_mean weights each value by the time for which it lasted.
     """
     return queue_summary_columns(context.get(queues))
 

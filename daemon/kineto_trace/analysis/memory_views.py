@@ -21,7 +21,7 @@ NO_ADDRESSES = "some allocations have no address (PyTorch before 1.10), so their
 METRICS = ("size_increase_bytes", "allocation_count", "allocation_bytes")
 Texts = Objects
 OTHERS = "other operators"
-NO_RESERVED = "the trace does not say what the allocator holds, so what it holds unused is unknown"
+NO_RESERVED = "the trace does not contain the reserved bytes of the allocator, so its unused memory is unknown"
 
 
 class Owners(NamedTuple):
@@ -47,25 +47,25 @@ class Owners(NamedTuple):
             "size_increase_bytes",
             "int",
             "bytes",
-            "allocated minus released bytes while it ran, including the operators inside it",
+            "allocated minus released bytes while it ran, including nested operators",
         ),
-        ("self_size_increase_bytes", "int", "bytes", "the same without the operators inside it"),
-        ("allocation_count", "int", "", "number of allocations while it ran, including the operators inside it"),
-        ("self_allocation_count", "int", "", "the same without the operators inside it"),
+        ("self_size_increase_bytes", "int", "bytes", "the same without nested operators"),
+        ("allocation_count", "int", "", "number of allocations while it ran, including nested operators"),
+        ("self_allocation_count", "int", "", "the same without nested operators"),
         (
             "allocation_bytes",
             "int",
             "bytes",
-            "bytes allocated while it ran, including the operators inside it; releases do not count",
+            "bytes allocated while it ran, including nested operators; releases do not count",
         ),
-        ("self_allocation_bytes", "int", "bytes", "the same without the operators inside it"),
+        ("self_allocation_bytes", "int", "bytes", "the same without nested operators"),
     ),
 )
 def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: int | None = None) -> Answer:
     """What each operator allocated and released on each device.
 
-    An allocation or release counts for the innermost operator that runs on its thread at that time, and for all
-    operators around it, once for each name. Rows with the largest self_size_increase_bytes come first.
+    An allocation or release counts for the innermost operator running on its thread at that time, and for all operators
+    around it, once per name. Rows with the largest self_size_increase_bytes come first.
 
     Options:
     - start_ns, end_ns: only records between these times (Unix ns, both included).
@@ -170,7 +170,7 @@ def _ranks(texts: Objects) -> Ints:
             "time_us",
             "float",
             "us",
-            "time since the window of the recording began (with compat=plugin, since the first event)",
+            "time since the start of the recording (with compat=plugin, since the first event)",
         ),
         ("allocated_bytes", "float", "bytes", "held by the program from this time on"),
         ("reserved_bytes", "float", "bytes", "held by the allocator from this time on"),
@@ -182,7 +182,7 @@ def memory_curve(context: Context, *, max_points: int = 0) -> Answer:
     Where the trace does not state totals, the curve is relative to the start of the recording.
 
     Options:
-    - max_points: the maximum number of rows per device; the rows that show the shape of the curve best are kept
+    - max_points: the maximum number of rows per device; the rows that best preserve the shape of the curve are kept
       (largest triangle three buckets). 0 keeps all.
     """
     records = context.get(memory_records)
@@ -232,11 +232,11 @@ def curve_columns(parts: list[tuple[str, Floats]], time_ns: Ints | None, notes: 
             "allocation_us",
             "float",
             "us",
-            "time since the window began (with compat=plugin, since the first event); missing: allocated earlier",
+            "time since the start of the recording (with compat=plugin, of the first event); missing: allocated before",
         ),
-        ("release_us", "float", "us", "time of its release, counted likewise; missing: still held at the end"),
-        ("duration_us", "float", "us", "time between the two"),
-        ("address", "int", "", "of the block"),
+        ("release_us", "float", "us", "time of its release, counted in the same way; missing: still held at the end"),
+        ("duration_us", "float", "us", "time between allocation and release"),
+        ("address", "int", "", "address of the block"),
     ),
 )
 def memory_events(
@@ -255,7 +255,7 @@ def memory_events(
 
     Options:
     - start_ns, end_ns: only blocks that were allocated or released between these times (Unix ns, both included).
-    - min_bytes, max_bytes: only blocks of at least and at most so many bytes.
+    - min_bytes, max_bytes: only blocks of at least min_bytes and at most max_bytes.
     """
     records = context.get(memory_records)
     notes = missing_blocks_notes(records)
@@ -350,7 +350,12 @@ def operator_texts(context: Context, name: AnyArray, around: AnyArray, unknown: 
         ("peak_bytes", "int", "bytes", "maximum number of bytes allocated at the same time"),
         ("time_ns", "int", "ns", "Unix time at which the peak was first reached"),
         ("reserved_bytes", "int", "bytes", "held by the allocator at that time"),
-        ("operator", "text", "", "operator that allocated them; missing: outside operators, or before the recording"),
+        (
+            "operator",
+            "text",
+            "",
+            "operator that allocated the blocks; missing: outside operators, or before the recording",
+        ),
         ("held_bytes", "int", "bytes", "bytes of its blocks at that time"),
         ("held_pct", "float", "%", "share of peak_bytes"),
         ("blocks", "int", "", "number of its blocks at that time; missing: allocated before the recording"),
@@ -360,7 +365,8 @@ def memory_peak(context: Context) -> Answer:
     """What filled the memory of each device at its peak: one row per device and operator.
 
     A block counts if it was allocated at or before that time and released after it. Memory allocated before the
-    recording has a row without operator and blocks. Rows are grouped by device, most bytes first.
+    recording has a row of its own, with no operator or block count. Rows are grouped by device, most bytes
+    first.
     """
     records = context.get(memory_records)
     names = operator_names(context, records)
@@ -392,12 +398,12 @@ def memory_peak(context: Context) -> Answer:
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
         ("time_ns", "int", "ns", "Unix time"),
-        ("time_us", "float", "us", "time since the window of the recording began"),
+        ("time_us", "float", "us", "time since the start of the recording"),
         (
             "operator",
             "text",
             "",
-            'operator that allocated the blocks; "other operators": all without rows of their own; missing: none',
+            'operator that allocated the blocks; "other operators": all without their own rows; missing: no operator',
         ),
         ("held_bytes", "int", "bytes", "bytes of its blocks that were held at that time"),
     ),
@@ -405,15 +411,17 @@ def memory_peak(context: Context) -> Answer:
 def memory_holders(context: Context, *, points: int = 120, operators: int = 8) -> Answer:
     """Which operators' blocks filled the memory of each device over time, at equally spaced moments.
 
-    The operators that held most at any of these moments have rows of their own, the others share one. Only blocks that
-    were allocated in the recording count: older memory has no operator, and is not in these rows.
+    The operators that held the most at any of these moments have rows of their own; the others share one. Only blocks
+    allocated during the recording count: memory allocated earlier has no operator and is not in these rows.
 
     Options:
     - points: number of moments per device.
     - operators: number of operators with rows of their own.
     """
     if points < 2 or operators < 1:
-        raise ViewError(f"view memory_holders: points={points}, operators={operators}; use 2 and 1 or more")
+        raise ViewError(
+            f"view memory_holders: points={points}, operators={operators}; use at least 2 points and 1 operator"
+        )
     records = context.get(memory_records)
     owners = operator_names(context, records)
     values: dict[str, list[Any]] = {column.name: [] for column in memory_holders.columns}
@@ -459,13 +467,13 @@ def _until(times: Ints, amounts: Ints, moments: Ints) -> Ints:
         ("operator", "text", "", "operator that allocated the blocks; missing: outside operators"),
         ("held_bytes", "int", "bytes", "bytes of these blocks"),
         ("blocks", "int", "", "number of blocks that the operator allocated with this stack"),
-        ("call_stack", "text", "", "Python frames, innermost first; missing: the trace has none there"),
+        ("call_stack", "text", "", "Python frames, innermost first; missing: not in the trace"),
     ),
 )
 def memory_peak_blocks(context: Context, *, top: int = 50) -> Answer:
     """The blocks that were held at the memory peak of each device, by operator and Python stack.
 
-    Blocks are those of the view memory_peak, without memory allocated before the recording. Stacks are those of the
+    Blocks are those of the view memory_peak, except memory allocated before the recording. Stacks are those of the
     operators, as in the view operators. Rows are grouped by device, most bytes first.
 
     Options:
@@ -493,35 +501,40 @@ def memory_peak_blocks(context: Context, *, top: int = 50) -> Answer:
     "memory_snapshot",
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
-        ("time_ns", "int", "ns", "Unix time of the moment"),
-        ("allocated_bytes", "int", "bytes", "held by the program then, as memory_curve has it"),
+        ("time_ns", "int", "ns", "Unix time of the snapshot"),
+        ("allocated_bytes", "int", "bytes", "held by the program at that time, as in memory_curve"),
         (
             "operator",
             "text",
             "",
             "operator that allocated the block; missing: outside operators, or before the recording",
         ),
-        ("size_bytes", "int", "bytes", "size of the block, or of all blocks that the row stands for"),
-        ("blocks", "int", "", "1, or how many smaller blocks share the row; missing: allocated before the recording"),
-        ("address", "int", "", "of the block; missing: of several blocks, or allocated before the recording"),
-        ("allocation_us", "float", "us", "time of its allocation since the window of the recording began"),
-        ("age_us", "float", "us", "for how long it had been held"),
-        ("call_stack", "text", "", "Python frames, innermost first; missing: the trace has none there"),
+        ("size_bytes", "int", "bytes", "size of the block, or of all blocks in the row"),
+        (
+            "blocks",
+            "int",
+            "",
+            "1, or the number of smaller blocks that share the row; missing: allocated before the recording",
+        ),
+        ("address", "int", "", "address of the block; missing: several blocks, or allocated before the recording"),
+        ("allocation_us", "float", "us", "time of its allocation since the start of the recording"),
+        ("age_us", "float", "us", "how long it had been held"),
+        ("call_stack", "text", "", "Python frames, innermost first; missing: not in the trace"),
     ),
 )
 def memory_snapshot(context: Context, *, at_ns: int | None = None, top: int = 500) -> Answer:
     """What each device held at one moment: one row per block, the largest first.
 
-    A block counts if it was allocated at or before that time and released after it. The last rows of a device are one
-    for all smaller blocks and one for memory that was allocated before the recording. Stacks are those of the
-    operators, as in the view operators.
+    A block counts if it was allocated at or before that time and released after it. At the end, a device has one row
+    for all smaller blocks and one for memory allocated before the recording. Stacks are those of the operators, as in
+    the view operators.
 
     Options:
-    - at_ns: the moment (Unix ns). Without it, the moment of each device's peak.
+    - at_ns: the moment (Unix ns). Default: the peak of each device.
     - top: number of blocks per device with rows of their own.
     """
     if top < 1:
-        raise ViewError(f"view memory_snapshot: top={top} shows no block; use 1 or more")
+        raise ViewError(f"view memory_snapshot: top={top} would show no blocks; use 1 or more")
     records, stacks = context.get(memory_records), context.get(call_stacks)
     owners = operator_names(context, records)
     stack = np.append(stacks.of_op, NOTHING)[records.op]
@@ -569,21 +582,21 @@ def _moment(records: Records, device: int, at_ns: int | None) -> tuple[int, int]
     "memory_fragmentation",
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
-        ("peak_bytes", "int", "bytes", "most bytes that were allocated at the same time"),
-        ("peak_ns", "int", "ns", "Unix time at which they first were"),
+        ("peak_bytes", "int", "bytes", "maximum number of bytes allocated at the same time"),
+        ("peak_ns", "int", "ns", "Unix time at which the peak was first reached"),
         ("reserved_bytes", "int", "bytes", "held by the allocator at that time"),
         ("unused_bytes", "int", "bytes", "reserved minus allocated at that time"),
         ("unused_pct", "float", "%", "share of reserved_bytes"),
-        ("mean_unused_pct", "float", "%", "mean over time of the unused share"),
+        ("mean_unused_pct", "float", "%", "unused share of the reserved bytes, mean over time"),
         ("most_unused_bytes", "int", "bytes", "the largest difference between reserved and allocated bytes"),
-        ("most_unused_ns", "int", "ns", "Unix time at which it was first that large"),
+        ("most_unused_ns", "int", "ns", "Unix time at which this difference was first reached"),
     ),
 )
 def memory_fragmentation(context: Context) -> Answer:
-    """How much of the reserved memory the allocator had not given out: one row per device.
+    """How much of the reserved memory the allocator had not handed out: one row per device.
 
-    Such memory is cached for later, or lies in gaps between blocks that are too small. Where the trace has no reserved
-    bytes, as for the CPU, a row has the peak alone.
+    Such memory is cached for later use, or lies in gaps between blocks that are too small for a new block. Where the
+    trace has no reserved bytes (as for the CPU), a row has only the peak.
     """
     records = context.get(memory_records)
     found: list[tuple[Any, ...]] = []

@@ -127,7 +127,7 @@ class Interner:
         self._library = load()
         self.handle = self._library.kc_interner_new()
         if not self.handle:
-            raise MemoryError("no memory for an interner")
+            raise MemoryError("not enough memory for an interner")
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
@@ -148,7 +148,7 @@ class Interner:
         keys = np.ascontiguousarray(keys, np.uint64)
         numbers = np.empty(len(keys), np.uint32)
         if self._library.kc_intern(self.handle, keys.ctypes.data, len(keys), numbers.ctypes.data):
-            raise MemoryError("no memory for an interner")
+            raise MemoryError("not enough memory for an interner")
         return numbers
 
 
@@ -190,7 +190,7 @@ class Decoder:
 
     def __init__(self, plans: Sequence[KindPlan]) -> None:
         if len(plans) > MAX_KINDS:
-            raise ValueError(f"{len(plans)} record kinds, at most {MAX_KINDS} fit")
+            raise ValueError(f"{len(plans)} record kinds, but at most {MAX_KINDS} fit")
         self._library = load()
         self._plans = plans
         columns = [column for plan in plans for column in plan.columns]
@@ -210,7 +210,7 @@ class Decoder:
             data.ctypes.data, data.nbytes, self._kinds, len(self._plans), self._columns, ctypes.byref(result)
         )
         if result.status == NO_MEMORY:
-            raise MemoryError("no memory to decode records")
+            raise MemoryError("not enough memory to decode records")
         return BufferResult(result.consumed, result.records, result.status, result.kind)
 
     def rewind(self) -> None:
@@ -304,7 +304,7 @@ class MixedWriter:
         self._library = load()
         self._form, self._row = np.ascontiguousarray(form, np.uint32), np.ascontiguousarray(row, np.uint32)
         if len(form) != len(row):
-            raise ValueError(f"forms of {len(form)} rows, but {len(row)} rows")
+            raise ValueError(f"{len(form)} forms for {len(row)} rows")
         self._groups = (_RowGroup * max(1, len(forms)))()
         fields: list[Field] = []
         for native, own in zip(self._groups, forms, strict=False):
@@ -319,7 +319,7 @@ class MixedWriter:
     def _check(self, forms: Sequence[Sequence[Field]]) -> None:
         """Checks the rows, because the native code trusts them."""
         if len(self._form) and int(self._form.max()) >= len(forms):
-            raise IndexError("a row of a form that does not exist")
+            raise IndexError("a row has a form that does not exist")
         last = np.zeros(len(forms), np.int64)
         np.maximum.at(last, self._form.astype(np.intp), self._row.astype(np.int64))  # other types take ten times longer
         for fields, row in zip(forms, last.tolist(), strict=True):
@@ -353,7 +353,7 @@ def _native_field(field: Field, padded: bytes) -> _Field:
     native = _Field(padded, len(field.literal), field.operation, base=field.base)
     if field.column is not None:
         if field.operation in (MICROSECONDS, DECIMAL, REAL, TIME, WHOLE) and field.column.itemsize != 8:
-            raise ValueError("times and decimals are 8 bytes wide")
+            raise ValueError("times and decimals must be 8 bytes wide")
         native.column, native.width = field.column.ctypes.data, field.column.itemsize
     elif field.operation != END:
         raise ValueError("a value without a column")
@@ -401,7 +401,7 @@ class Events:
         self, track: AnyArray, start: AnyArray, end: AnyArray | None = None, rank: AnyArray | None = None
     ) -> None:
         if len(track) > MAX_EVENTS:
-            raise ValueError(f"{len(track)} events, at most {MAX_EVENTS} fit into one tree")
+            raise ValueError(f"{len(track)} events, but at most {MAX_EVENTS} fit into one tree")
         self.track, self.start = np.ascontiguousarray(track, np.uint32), np.ascontiguousarray(start, np.int64)
         self.end = None if end is None else np.ascontiguousarray(end, np.int64)
         self.rank = None if rank is None else np.ascontiguousarray(rank, np.uint8)

@@ -56,9 +56,9 @@ def longest(nodes: int, edges: Edges) -> Ints:
     graph = _Graph(nodes, len(first), first.ctypes.data, last.ctypes.data, weight.ctypes.data)
     status = _library().kc_longest(ctypes.byref(graph), via.ctypes.data, ctypes.byref(end))
     if status == _NO_MEMORY:
-        raise MemoryError("no memory to search a graph")
+        raise MemoryError("not enough memory to search a graph")
     if status == _CYCLE:
-        raise ViewError("the events of this trace depend on each other in a circle: no critical path by HTA's rules")
+        raise ViewError("the events of this trace depend on each other in a cycle: HTA's rules find no critical path")
     before = np.where(via >= 0, first[via], -1) if len(first) else via
     path = trail(before, end.value)[::-1]
     return via[path[1:]]

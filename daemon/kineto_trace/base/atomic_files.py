@@ -20,7 +20,7 @@ def room(folder: Path) -> str:
     """Returns the space left on the disk of a folder, for a message. Raises OSError."""
     disk = os.statvfs(folder)
     if disk.f_files and not disk.f_favail:  # some file systems count no inodes
-        return "no inode is free"
+        return "no inodes are free"
     return f"{format_size(disk.f_bavail * disk.f_frsize)} are free"
 
 

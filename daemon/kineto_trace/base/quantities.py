@@ -183,8 +183,8 @@ def memory_errors(what: str) -> Iterator[None]:
         if _NEEDS in str(exc):
             raise
         limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-        may = "" if limit == resource.RLIM_INFINITY else f"; this process may take {format_size(limit)} in all"
-        raise MemoryError(f"{what}{_NEEDS}more memory than there is{may}") from exc
+        may = "" if limit == resource.RLIM_INFINITY else f"; this process is limited to {format_size(limit)}"
+        raise MemoryError(f"{what}{_NEEDS}more memory than is available{may}") from exc
 
 
 def require_memory(size: float, what: str) -> None:
@@ -193,4 +193,4 @@ def require_memory(size: float, what: str) -> None:
     what: the purpose, for the error's text.
     """
     if (free := free_memory()) < size + KEPT_FREE_BYTES:
-        raise MemoryError(f"{what}{_NEEDS}{format_size(size)} of memory more; {format_size(free)} are free")
+        raise MemoryError(f"{what}{_NEEDS}another {format_size(size)} of memory, but only {format_size(free)} are free")

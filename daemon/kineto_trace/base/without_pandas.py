@@ -12,7 +12,7 @@ class _Finder:
     @staticmethod
     def find_spec(name: str, *_where: object) -> None:
         if name == "pandas":
-            raise ModuleNotFoundError("this process goes without pandas", name=name)
+            raise ModuleNotFoundError("this process does not use pandas", name=name)
 
 
 def go_without_pandas() -> None:

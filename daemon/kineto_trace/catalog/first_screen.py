@@ -44,12 +44,12 @@ RUNS = "runs"
 _VERDICT_COLUMNS = columns(("verdict", "text", "", "where the time goes and what to change, in a sentence"))
 _RUN_COLUMNS = columns(
     ("trace", "text", "", "file or folder of the run"),
-    ("started", "text", "", "beginning of the recording, local time"),
+    ("started", "text", "", "start of the recording, local time"),
     ("step_us", "float", "us", "mean per measured step; missing without steps"),
-    ("change_pct", "float", "%", "difference of the step from that of the run before it; missing for the first one"),
-    ("share_pct", "float", "%", "share of the largest cause"),
-    ("meaning", "text", "", "the largest cause: what most of the time went to"),
-    ("finding", "text", "", "the finding that saves most"),
+    ("change_pct", "float", "%", "change of the step time from the run before; missing for the first run"),
+    ("share_pct", "float", "%", "largest cause's share of the time"),
+    ("meaning", "text", "", "largest cause: where most of the time goes"),
+    ("finding", "text", "", "finding that saves most"),
 )
 Row = Mapping[str, Any]
 
@@ -161,7 +161,7 @@ def _facts(rows: Sequence[Mapping[str, Any]], ranks: int) -> list[tuple[str, str
         ("framework", _joined(row["framework"] for row in rows)),
         ("Python", _joined(row["python"] for row in rows)),
         ("CUDA", _joined(row["cuda"] for row in rows)),
-        ("driver", _joined(f"knows CUDA {row['driver_cuda']}" if row["driver_cuda"] else "" for row in rows)),
+        ("driver", _joined(f"supports CUDA {row['driver_cuda']}" if row["driver_cuda"] else "" for row in rows)),
         ("CUPTI", _joined(row["cupti"] for row in rows)),
         ("written by", _joined(f"kinetod {row['kinetod']}" if row["kinetod"] else "" for row in rows)),
         ("capture", _joined(row["capture"] for row in rows)),
@@ -215,7 +215,7 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     if cut is not None:
         return (
             f"{cut[:1].upper()}{cut[1:]}. Whole kinds of activities may be missing, so no share of the time is "
-            "certain: copy the file or record the trace again."
+            "certain: copy the file again, or record a new trace."
         )
     rows, causes = findings.rows(), [] if time is None else time.rows()
     if standing := _standing(rows):
@@ -229,9 +229,9 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     largest, whole = max(causes, key=lambda row: row["share_pct"]), "it" if lead else "the recorded time"
     parts = [f"{lead}{percent(largest['share_pct'])} of {whole} is {_cause(largest['meaning'])}."]
     if rows:
-        parts.append(f"A rough estimate of what helps most: {_lowered(_title(rows[0], traces))}.")
+        parts.append(f"Most promising, by a rough estimate: {_lowered(_title(rows[0], traces))}.")
     elif not findings.failure:
-        parts.append("Nothing was found that would save half a per cent or more.")
+        parts.append("No finding would save half a per cent or more.")
     return " ".join(parts)
 
 
@@ -365,11 +365,11 @@ def _compared(ordered: Sequence[Source], recordings: Mapping[int, Row], results:
             }
         )
     newest, table = rows[-1], rows[::-1]
-    said = f"These are {len(rows)} runs, one after the other, not ranks of a job"
+    said = f"These are {len(rows)} runs, one after the other, not ranks of one job"
     if newest["change_pct"] is not None:
         said += (
-            f": a step of the newest one takes {format_duration(1e3 * newest['step_us'])}, "
-            f"{_change(newest['change_pct'])} the run before it"
+            f": a step of the newest run takes {format_duration(1e3 * newest['step_us'])}, "
+            f"{_change(newest['change_pct'])} the run before"
         )
     compare = f"`kinetoctl diff {ordered[-2].place} {ordered[-1].place}` compares the last two."
     return Runs(

@@ -64,6 +64,6 @@ def find_view(name: str) -> View:
     found = VIEWS.get(name)
     if found is None:
         like = get_close_matches(name, VIEWS, 3)
-        others = f"did you mean {' or '.join(like)}?" if like else f"there are {len(VIEWS)} others"
+        others = f"did you mean {' or '.join(like)}?" if like else f"there are {len(VIEWS)} other views"
         raise ViewError(f"no view is called {name!r:.80}; {others}")
     return found

@@ -33,7 +33,7 @@ class Views:
 
     def __getattr__(self, name: str) -> Callable[..., Result]:
         if name not in VIEWS:
-            raise AttributeError(f"no view is called {name!r}; kineto_trace.views() has all of them")
+            raise AttributeError(f"no view is called {name!r}; kineto_trace.views() returns all of them")
         return _function(VIEWS[name])
 
     def __dir__(self) -> list[str]:

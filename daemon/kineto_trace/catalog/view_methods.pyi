@@ -34,7 +34,7 @@ class Views:
     ) -> Result:
         """Hardware counters by user annotation, for the GPU work launched in it, nested annotations excluded.
 
-        The rules and options are those of kernel_counters.
+        Same rules and options as kernel_counters.
 
         Columns: rank, name, device, time_us, shared_pct, counter, unit, value, error, residual, method, why.
         """
@@ -45,10 +45,10 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """The latency of each annotation, such as a request or a batch of inference, by percentile; the slowest come first.
+        """The latency of each annotation, such as an inference request or batch, by percentile; the slowest come first.
 
-        Latency lasts from the start of the annotation to its end on the host, or to the end of the last GPU activity that
-        was launched in it, whichever is later. Names that differ only in a trailing #number, such as those of steps, share
+        Latency is the time from the start of the annotation to its end on the host, or to the end of the last GPU activity
+        launched in it, whichever is later. Names that differ only in a trailing #number, such as those of steps, share
         a row. Percentiles between two values are interpolated: with fewer than 100 values, the 99th is close to the
         longest.
 
@@ -90,7 +90,7 @@ class Views:
 
         Options:
         - python: include Python functions (recorded calls, not samples).
-        - max_depth: show only so many levels; 0 shows all.
+        - max_depth: the number of levels to show; 0 shows all.
 
         Columns: rank, path, name, kind, depth, calls, host_total_us, host_self_us, device_total_us, device_self_us.
         """
@@ -103,9 +103,9 @@ class Views:
     ) -> Result:
         """What each child process used, such as the workers of a DataLoader; those with the largest share of a CPU first.
 
-        A worker near 100 % is busy: more of them would deliver more, if there are cores. One that neither runs nor waits
-        for a CPU waits for storage, for work, or for the process to take what it has made. Children that lived for less
-        than half a second may be missing.
+        A worker near 100 % is busy: more workers would deliver more, if there are free cores. A worker that neither runs
+        nor waits for a CPU is waiting for storage, for work, or for the process to take its output. Children that lived for
+        less than half a second may be missing.
 
         Columns: rank, pid, name, seconds, cpu_pct, cpu_wait_pct, major_faults, read_bytes.
         """
@@ -116,11 +116,12 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """What collectives of one rank move over NVLink and PCIe, beside their bus bandwidth, by kind and size.
+        """What the collectives of one rank move over NVLink and PCIe, and their bus bandwidth, by kind and size.
 
         Values are computed as in the view kernel_counters, but only collectives count as work, because other kernels hardly
-        use NVLink. A ring sends about as many bytes over NVLink as the bus bandwidth says (nvlink_pct near 100); an
-        all_reduce inside the switch (NVLS) about half. If it is less, the data take PCIe or the network, or ranks wait.
+        use NVLink. A ring sends about as many bytes over NVLink as the bus bandwidth implies (nvlink_pct near 100), an
+        all_reduce inside the switch (NVLS) about half. If nvlink_pct is lower, the data goes over PCIe or the network, or
+        ranks wait.
 
         Columns: rank, collective, process_group, group_size, bytes, device, calls, time_us, busbw_gb_s,
         nvlink_received_gb_s, nvlink_sent_gb_s, nvlink_pct, pcie_read_gb_s, pcie_write_gb_s, why.
@@ -158,18 +159,18 @@ class Views:
         align: Literal["auto", "clock", "collectives"] = "auto",
         executor: Executor | None = None,
     ) -> Result:
-        """Every collective of NCCL or RCCL over all ranks, in order of time.
+        """Every NCCL or RCCL collective over all ranks, in order of time.
 
         Collectives are matched across ranks by process group and sequence number. The transfer time is the shortest
-        duration of all ranks, because the durations of the others include waiting for the last rank. Bandwidths follow
+        duration over all ranks, because the durations of the others include waiting for the last rank. Bandwidths follow
         nccl-tests: algbw = size / time, busbw = algbw x 2(n-1)/n (all_reduce), (n-1)/n (all_gather, reduce_scatter,
         all_to_all, gather, scatter), 1 (others). Where the ranks' sizes differ (gather, scatter), the largest one counts.
-        Which algorithm and protocol NCCL chose is in no trace: the RING_LL in names of kernels is no sign of it.
+        Traces do not show which algorithm and protocol NCCL chose: RING_LL in the name of a kernel does not indicate it.
 
         Options:
         - align: how the clocks of the ranks are compared. "auto" uses the measured offsets in the traces, refined by
           collectives (docs/analysis.md, "Several ranks in one file"), and the ends of collectives for ranks whose offset is
-          unknown; "clock" uses the measured offsets alone; "collectives" uses the ends of collectives alone.
+          unknown; "clock" uses only the measured offsets; "collectives" uses only the ends of collectives.
 
         Columns: collective, process_group, group_description, group_size, dtype, bytes, sequence, ranks_seen, start_ns,
         duration_us, transfer_us, algbw_gb_s, busbw_gb_s, start_skew_us, end_skew_us, skew_uncertainty_us, last_rank,
@@ -185,11 +186,11 @@ class Views:
     ) -> Result:
         """How much of the communication time of each GPU overlaps with computing kernels.
 
-        Communication kernels are recognized by their names (nccl, rccl, in all versions).
+        Communication kernels are recognized by their names (such as nccl or rccl).
 
         compat=hta: the figures of get_comm_comp_overlap.
 
-        Kernel types follow HTA's patterns, which miss ncclDevKernel in the middle of a name and take all names that begin
+        Kernel types follow HTA's patterns, which miss ncclDevKernel in the middle of a name and match all names that begin
         with hip. Without GPU events there is one row with zeros, as in HTA.
 
         Columns: rank, device, communication_us, overlapped_us, overlap_pct.
@@ -202,10 +203,10 @@ class Views:
         max_points: int = 1000,
         executor: Executor | None = None,
     ) -> Result:
-        """The hardware counters that are percentages, over time, one curve for each GPU and counter.
+        """The hardware counters that are percentages over time, as one curve for each GPU and counter.
 
         Options:
-        - max_points: the maximum number of rows per curve, as of the view counters. 0 keeps all.
+        - max_points: the maximum number of rows per curve, as in the view counters. 0 keeps all.
 
         Columns: rank, device, counter, time_ns, value_pct.
         """
@@ -218,8 +219,8 @@ class Views:
     ) -> Result:
         """Each counter of the trace in one row: its mean over time, its extremes and its last value.
 
-        A value holds until the next one, and the last one to the end of the recording. Samples from before the window of
-        the recording count from its beginning.
+        A value holds until the next one, and the last one until the end of the recording. Samples from before the recording
+        window count from its beginning.
 
         Columns: rank, counter, unit, samples, mean, min, max, last.
         """
@@ -231,12 +232,12 @@ class Views:
         max_points: int = 0,
         executor: Executor | None = None,
     ) -> Result:
-        """Every counter of the trace over time: the hardware's, the kernel's, the allocator's, and a file's own.
+        """Every counter in the trace over time: the hardware's, the Linux kernel's, the allocator's, and a file's own.
 
-        A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value means
-        that no sample followed. Counters of the kernel are given per second of the interval that begins at the time of the
-        row. Samples in a file from before or after the window of its events (hardware counters that run longer) have rows,
-        too: the last one before the window holds at its beginning.
+        The value of a hardware counter is the mean of the sample that begins at the time of the row; a missing value means
+        that no sample followed. The Linux kernel's counters are rates per second over the interval that begins at the time
+        of the row. Samples in a file from before or after the window of its events (from hardware counters that ran longer)
+        have rows, too: the last sample before the window holds at its beginning.
 
         Options:
         - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
@@ -254,10 +255,10 @@ class Views:
     ) -> Result:
         """The counters measured by CUPTI's range profiler: one row per range and counter, with the launching operators.
 
-        While ranges are profiled, kernels run one after the other and are not recorded themselves. The n-th range by time
+        While ranges are profiled, kernels run one after another and are not recorded themselves. The n-th range by time
         (category cuda_profiler_range) therefore belongs to the n-th call of cudaLaunchKernel….
 
-        compat=hta: the figures of get_cupti_counter_data_with_operators: the same without those of the last step.
+        compat=hta: the figures of get_cupti_counter_data_with_operators: the same, but without the last step.
 
         Columns: rank, kernel, start_ns, duration_us, op_stack, top_op, bottom_op, counter, value, flop.
         """
@@ -275,17 +276,17 @@ class Views:
     ) -> Result:
         """The chain of events that determined the length of a window, edge by edge in order of time.
 
-        The path is found backwards from its end: of everything that an event had to wait for (the event before it on its
-        thread or stream, its launch, a synchronisation, the thread of the backward pass, the runtime's lock), the last to
-        happen is the one that held it up. The durations therefore add up to the length of the window. Shortening an event
-        that is not on the path does not shorten the window.
+        The path is traced backwards from the end of the window: of everything that an event had to wait for (the event
+        before it on its thread or stream, its launch, a synchronisation, the thread of the backward pass, the runtime's
+        lock), whatever happened last held it up. The durations therefore add up to the length of the window. Shortening an
+        event that is not on the path does not shorten the window.
 
         Options:
-        - annotation: the window spans all annotations whose names contain this text; "" takes the whole trace. It ends with
+        - annotation: the window spans all annotations whose names contain this text; "" means the whole trace. It ends with
           the annotation, or with the last GPU activity launched in it if that is later.
         - instance: only the n-th of these annotations, counted from 0, or a range such as "2:4" (both ends included).
-        - data_loading: patterns (regular expressions) of annotations and operators that load data.
-        - infer: without cuda_sync records, infer from the times what each call waited for.
+        - data_loading: patterns (regular expressions) for the names of annotations and operators that load data.
+        - infer: without cuda_sync records, infer from times what each call waited for.
 
         compat=hta: the graph and the longest path of HTA's critical_path_analysis (version 0.6.1).
 
@@ -309,9 +310,9 @@ class Views:
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """The time of the critical path by what bounds it. Options and rules are those of the view critical_path.
+        """The time of the critical path by what bounds it. Same options and rules as the view critical_path.
 
-        Without any GPU activity in the trace, what GPUs contributed is missing, not zero.
+        If the trace has no GPU activity, the contribution of GPUs is missing, not zero.
 
         compat=hta: the figures of CPGraph.summary().
 
@@ -326,11 +327,11 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """The CUDA graphs that were launched, those with the most GPU time first.
+        """The CUDA graphs that were launched, longest total GPU time first.
 
         A launch runs everything that was captured into the graph, with one call. Launches of one graph from different
-        operators are different rows. A graph is identified by its id; traces without such ids are grouped by the kernels
-        that ran. The view `graph_operators` has the operators that captured its work.
+        operators have separate rows. A graph is identified by its id; in traces without such ids, launches are grouped by
+        the kernels that they ran. The view `graph_operators` lists the operators whose work was captured.
 
         Columns: rank, graph, device, launched_by, launches, kernels, copies_and_fills, call_us, gpu_us, span_us,
         total_us, share_pct, top_kernel, operators, operators_pct.
@@ -344,8 +345,8 @@ class Views:
     ) -> Result:
         """How long the DataLoader blocks the training thread, and why: its own work, or waiting for workers.
 
-        Worker processes are not in the trace of the training process: each has a trace of its own pid. An iterator of the
-        program's own, without torch's DataLoader, is not recognized; the view hot_lines shows it.
+        Worker processes are not in the trace of the training process: each has a trace of its own. Loading that does not
+        use torch's DataLoader, such as an iterator in the program's own code, is not recognized; see the view hot_lines.
 
         Columns: rank, what, function, file, time_us, per_step_us, share_pct, idle_pct, moments.
         """
@@ -357,10 +358,10 @@ class Views:
         total: bool = False,
         executor: Executor | None = None,
     ) -> Result:
-        """Call paths of two traces: operators and annotations by everything around them, per step, and what changed.
+        """Call paths of two traces: time per step of operators and annotations in each chain of calls, and what changed.
 
-        Names of a path are separated by " > "; paths are those of the view `call_tree`. Times are self times. The rules are
-        those of diff_step_times. Changed rows come first, largest difference first.
+        The names in a path are separated by " > "; paths are those of the view `call_tree`. Times are self times. Same
+        rules as diff_step_times. Changed rows come first, largest difference first.
 
         Options:
         - total: include nested calls.
@@ -379,14 +380,14 @@ class Views:
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """All events of two traces by name: their number, their total time, and what changed.
+        """All events of two traces by name: their count, their total time, and what changed.
 
         Options:
         - device: "cpu" for operators, annotations and calls; "gpu" for kernels, copies and fills; "all" for both.
-        - step: only events that began in this training step (N of ProfilerStep#N); GPU work counts by its launching call.
-          Without it, all events count.
-        - short_names: drop template arguments, parameters and return types of kernels, so that their variants share a row
-          (HTA's use_short_name).
+        - step: only events that began in this training step (N of ProfilerStep#N); GPU work belongs to the step of the call
+          that launched it. Without this option, all events count.
+        - short_names: drop template arguments, parameters and return types of kernels, so that variants of a kernel share a
+          row (HTA's use_short_name).
 
         compat=hta: the figures of TraceDiff.compare_traces and TraceDiff.ops_diff.
 
@@ -404,10 +405,10 @@ class Views:
         short_names: bool = False,
         executor: Executor | None = None,
     ) -> Result:
-        """Kernels, copies and fills of two traces by name: the GPU time of each step, and what changed.
+        """Kernels, copies and fills of two traces by name: their GPU time per step, and what changed.
 
-        A kernel belongs to the step in which it was launched. The rules are those of diff_step_times. Changed rows come
-        first, largest difference first.
+        A kernel belongs to the step in which it was launched. Same rules as diff_step_times. Changed rows come first,
+        largest difference first.
 
         Options:
         - short_names: drop template arguments, parameters and return types, so that variants of a kernel share a row.
@@ -423,10 +424,10 @@ class Views:
         total: bool = False,
         executor: Executor | None = None,
     ) -> Result:
-        """Modules of two traces by their path in the model: their self time in each step, and what changed.
+        """Modules of two traces by their path in the model: their self time per step, and what changed.
 
-        Times of a module exclude nested modules. The backward pass has a row of its own, which ends in " (backward)": the
-        backward operators of the module's operators. The rules are those of diff_step_times. Changed rows come first,
+        Times of a module exclude nested modules. The backward pass of a module (the backward operators of its operators)
+        has a row of its own, whose name ends in " (backward)". Same rules as diff_step_times. Changed rows come first,
         largest difference first.
 
         Options:
@@ -443,11 +444,11 @@ class Views:
         total: bool = False,
         executor: Executor | None = None,
     ) -> Result:
-        """Operators of two traces by name: their self time in each step, and what changed.
+        """Operators of two traces by name: their self time per step, and what changed.
 
-        Host time is that of the operator without nested operators; GPU time is that of the work it launched itself. The
-        columns `total_…` include nested operators; an operator nested in one of the same name adds nothing. GPU work
-        outside operators counts for the annotation around its launch. The rules are those of diff_step_times. Changed rows
+        Host time excludes nested operators; GPU time is that of the work that the operator itself launched. The columns
+        `total_…` include nested operators, but an operator nested in one of the same name counts only once. GPU work
+        launched outside operators counts for the annotation around its launch. Same rules as diff_step_times. Changed rows
         come first, largest difference first.
 
         Options:
@@ -464,10 +465,10 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """Python functions of two traces: the time in which each was the innermost one, per step, and what changed.
+        """Python functions of two traces: time per step in which each was the innermost function, and what changed.
 
-        The C code that a function calls counts for it. Functions are matched by file and name, whatever the line and the
-        folder. Sampled time is the number of samples times their interval, waiting included. The rules are those of
+        C code called by a function counts for that function. Functions are matched by file and name, regardless of line and
+        folder. Sampled time is the number of samples times the sampling interval, waiting included. Same rules as
         diff_step_times. Changed rows come first, largest difference first.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
@@ -482,11 +483,11 @@ class Views:
     ) -> Result:
         """The time of a training step in two traces, and which parts of it changed.
 
-        The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which sum up to
-        it. Every view that compares traces uses the measured steps only (view overview). The verdict tells a real
-        difference from noise over the steps: at most 5 % of the rows that are called changed are so by chance, and the
-        interval of such a row excludes 0. Two recordings of the same program may still differ because of clocks, placement
-        or other programs, since the noise is measured within each recording.
+        The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which add up to
+        it. All views that compare traces use only the measured steps (see the view overview). The verdict separates real
+        differences from noise between steps: at most 5 % of the rows reported as changed are so by chance, and the interval
+        of such a row excludes 0. Two recordings of the same program may still differ because of clocks, placement or other
+        programs, since the noise is measured within each recording.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
         step_delta_pct, calls_baseline, calls_other, p_value, per.
@@ -500,7 +501,7 @@ class Views:
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """The modules of two traces matched: the node at `path` in the first row, then its children in their order.
+        """The matched modules of two traces: the node at `path` in the first row, then its children in order.
 
         Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as in
         the diff view of the TensorBoard profiler plug-in; everything between them is grouped. Times are sums over all
@@ -509,7 +510,7 @@ class Views:
         Options:
         - path: the node, as in the column `path`: 0 is the root, 0-2 its child 2.
 
-        compat=plugin: the diff view of the TensorBoard profiler plug-in: external ids decide where GPU time counts.
+        compat=plugin: the diff view of the TensorBoard profiler plug-in, which assigns GPU time by external ids.
 
         Columns: path, depth, name, name_baseline, name_other, children, total_baseline_us, total_other_us,
         total_delta_us, total_delta_pct, host_baseline_us, host_other_us, host_delta_us, host_delta_pct,
@@ -527,12 +528,12 @@ class Views:
     ) -> Result:
         """The operators inside one node of the view diff_tree in two traces, by name: sums over all steps.
 
-        Those with the largest difference of GPU time, or else of host time, come first.
+        Those with the largest difference in GPU time, or else in host time, come first.
 
         Options:
         - path: the node, as in the column `path` of diff_tree: 0 is the root, 0-2 its child 2.
 
-        compat=plugin: the diff view of the TensorBoard profiler plug-in: external ids decide where GPU time counts.
+        compat=plugin: the diff view of the TensorBoard profiler plug-in, which assigns GPU time by external ids.
 
         Columns: name, change, calls_baseline, calls_other, calls_delta, device_total_baseline_us,
         device_total_other_us, device_total_delta_us, device_total_delta_pct, device_self_baseline_us,
@@ -613,7 +614,7 @@ class Views:
 
         Collectives are matched across ranks by process group and sequence number. The shortest duration of a collective is
         its transfer; the rest of a rank's duration is waiting. Overlapping collectives of a rank count once. As in
-        distributed_overlap, a step ends with the last GPU activity that it launched, and what runs until then counts.
+        distributed_overlap, a step ends with the last GPU activity that it launched; everything until then counts.
 
         Options:
         - align: has no effect on durations; see the view `collectives`.
@@ -645,29 +646,29 @@ class Views:
         limit: int = 1000,
         executor: Executor | None = None,
     ) -> Result:
-        """The events that meet all conditions, by start. Without conditions these are all events.
+        """The events that meet all conditions, ordered by start. Without conditions, all events.
 
-        These are HTA's filters: IterationFilter (iteration), IterationIndexFilter and FirstIterationFilter
+        HTA's filters correspond to options: IterationFilter (iteration), IterationIndexFilter and FirstIterationFilter
         (iteration_index=0), TimeRangeFilter (start_us, end_us), NameFilter (name), GPUKernelFilter (kind=gpu),
         CPUOperatorFilter (kind=cpu), MemCopyEventFilter (kind=gpu_memcpy with a name), ZeroDurationFilter (min_us=0.001),
-        UnderOperatorFilter, BeforeOperatorFilter and AfterOperatorFilter (op, where, position). CompositeFilter and
-        CombinedOperatorFilter are several conditions at once. RankFilter is the choice of the traces. QueryFilter
-        corresponds to SQL: SELECT … FROM kernel WHERE …, with all columns of each kind of event.
+        UnderOperatorFilter, BeforeOperatorFilter and AfterOperatorFilter (op, where, position). For CompositeFilter and
+        CombinedOperatorFilter, give several conditions; for RankFilter, select the traces. For QueryFilter, use SQL: SELECT
+        … FROM kernel WHERE …, with all columns of each kind of event.
 
         Options:
-        - kind: kinds of events, or gpu or cpu for all kinds there.
-        - name: a regular expression that the beginning of the name matches.
+        - kind: kinds of events; gpu or cpu selects all kinds on that side.
+        - name: a regular expression that must match at the beginning of the name.
         - iteration: numbers of steps.
-        - iteration_index: places of steps in the trace, 0 for the first.
-        - start_us: the event starts at this time or later, relative to the beginning of the trace.
-        - end_us: the event ends at this time or earlier.
+        - iteration_index: positions of steps in the trace, 0 for the first.
+        - start_us: only events that start at this time or later, relative to the beginning of the trace.
+        - end_us: only events that end at this time or earlier, relative to the beginning of the trace.
         - min_us: the minimum duration.
-        - stream: GPU streams.
+        - stream: numbers of GPU streams.
         - op: an operator or annotation with exactly this name; events are selected by their time relative to it.
-        - where: under selects the host's events during it, before those that ended before it, after those that started
-          after it.
+        - where: "under" selects the host events during that operator, "before" those that ended before it, "after" those
+          that started after it.
         - position: which run of that operator, 0 for the first, -1 for the last.
-        - with_kernels: also the GPU work that selected calls launched.
+        - with_kernels: also list the GPU work that the selected calls launched.
         - limit: the maximum number of events to list; 0 lists all.
 
         Columns: rank, kind, name, iteration, start_ns, time_us, duration_us, thread, device, stream, op.
@@ -683,18 +684,18 @@ class Views:
         """What to change first, with the time that each change would save and the evidence.
 
         The view looks for GPU idle time by cause (view time_causes; Python functions, annotations and operators by name),
-        processors that the host does not get, communication and copies that no computation hides, other programs that take
-        turns on the GPU, models that run without a backward in a program that trains, changes of the layout of images,
-        matrix products without tensor cores, double precision, elementwise kernels that could be fused, many small kernels
-        of one function or of the optimizer, and kernels that leave part of the GPU without work; with hardware counters
-        (kinetoctl trace --counters), which take precedence over estimates, also kernels that are bound by memory, by tensor
-        cores or by latency, and clocks that are held down. The savings of functions, waits, allocations and small kernels
-        are found by replaying the host and the GPU of the steps without them; other savings never exceed the time that view
-        time_causes assigns to their cause. All are shares of the time that the steps take without being recorded, if that
-        is known. The advice suits the GPUs of the trace. First steps that do not show the pace of the program, and findings
-        that would save less than half a per cent, are left out; findings whose possible saving is unknown come last.
-        Without a GPU, the view looks for time that the host loses: in the program's own functions, loading, the optimizer,
-        and threads that share the GIL or the processors. Of a program that stands still, it says where and nothing else.
+        threads that are short of CPU, communication and copies that no computation hides, other programs that take turns on
+        the GPU, models that run without a backward pass in a training program, layout changes of images, matrix products
+        without tensor cores, double precision, elementwise kernels that could be fused, many small kernels of one function
+        or of the optimizer, and kernels that leave part of the GPU idle. With hardware counters (kinetoctl trace
+        --counters), which take precedence over estimates, it also finds kernels that are bound by memory, tensor cores or
+        latency, and clocks that are held down. The savings of functions, waits, allocations and small kernels come from
+        replaying the steps on the host and the GPU without them; other savings never exceed the time that view time_causes
+        assigns to their cause. All are shares of the time that the steps take when they are not recorded, if that is known.
+        The advice suits the GPUs of the trace. First steps that do not show the pace of the program, and findings that
+        would save less than half a per cent, are left out; findings whose possible saving is unknown come last. Without a
+        GPU, the view looks for time that the host loses: in the program's own functions, in data loading, in the optimizer,
+        and in threads that compete for the GIL or the CPUs. If the program stands still, the view only says where.
 
         Options:
         - top: the maximum number of findings.
@@ -714,19 +715,19 @@ class Views:
         least: float = 0.0,
         executor: Executor | None = None,
     ) -> Result:
-        """Merged stacks, as flame graphs draw them: equal stacks form one row, and those with most time come first.
+        """Merged stacks, as flame graphs draw them: equal stacks form one row, and those with the most time come first.
 
         Time is counted once: the time of a frame's callees is in the rows of their stacks, so the rows sum to 100 %. All
-        training steps have one name, "ProfilerStep".
+        training steps share the name "ProfilerStep".
 
         Options:
         - of: "ops" for operators and annotations by their time on the host; "python" for Python functions, by samples and
           line where stacks were sampled, otherwise by the time of calls; "kernels" for GPU work below the frames that
           launched it; "modules" for modules by their time on the host, "modules_gpu" by the GPU time launched in them.
-        - thread: id of the only thread of interest; of kernels, the one that launched them.
-        - step: number of the only step of interest (N of ProfilerStep#N); kernels count by their launch.
-        - idle: count samples in which a thread was idle, too.
-        - least: stacks with less than this share (in %) are one row together.
+        - thread: id of the only thread to include; for kernels, the thread that launched them.
+        - step: number of the only step to include (N of ProfilerStep#N); kernels belong to the step of their launch.
+        - idle: also count samples in which a thread was idle.
+        - least: stacks with less than this share (in %) are combined into one row.
 
         Columns: rank, stack, name, kind, self_us, self_pct, samples, stacks.
         """
@@ -740,11 +741,11 @@ class Views:
     ) -> Result:
         """How much of the GPU's peak the model used (model FLOPs utilization, MFU).
 
-        Operations are those of `operator_flops`: products of matrices, convolutions and attention that ran, including those
+        Operations are those of `operator_flops`: matrix products, convolutions and attention that ran, including those
         recomputed by activation checkpointing.
 
         Options:
-        - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+        - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: from the GPU's data sheet.
 
         Columns: rank, gpu, time_us, work_tflop, speed_tflop_s, precision, peak_tflop_s, utilization_pct, known_pct.
         """
@@ -759,10 +760,10 @@ class Views:
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """The most frequent sequences of GPU activities that runs of an operator launch.
+        """The most frequent sequences of GPU activities launched by the runs of an operator.
 
         A run counts if no other matching run encloses it on its thread. Its activities are those launched on its thread
-        while it runs, in the order of their starts.
+        while it runs, in order of their starts.
 
         Options:
         - op: operators, annotations and Python functions whose names contain this text match.
@@ -790,17 +791,17 @@ class Views:
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """The annotations that take most of the time, and all others as one row.
+        """The annotations that take the most time; all others share one row.
 
         On the GPU, an annotation lasts on each stream from the start of the first activity launched in it to the end of the
         last one. Nested annotations each count in full.
 
         Options:
-        - on: where the time is taken, gpu or cpu.
+        - on: where the time is measured, gpu or cpu.
         - num_kernels: the maximum number of annotations to list. If there are more, annotations are listed only until they
           make up duration_ratio of the time.
         - duration_ratio: see num_kernels.
-        - allowlist: annotations whose names contain one of these texts are always listed.
+        - allowlist: annotations whose names contain one of these strings are always listed.
 
         compat=hta: the figures of get_gpu_user_annotation_breakdown.
 
@@ -818,7 +819,7 @@ class Views:
     ) -> Result:
         """Power, clocks and temperature of each GPU, and how much of the time it was throttled.
 
-        Reasons that were not sampled are missing, not zero. The view throttling has the spans.
+        Reasons that were not sampled are missing, not zero. The view throttling lists the spans.
 
         Columns: rank, device, power_w, max_power_w, power_limit_w, sm_clock_mhz, max_sm_clock_mhz, memory_clock_mhz,
         temperature_c, max_temperature_c, power_throttled_pct, heat_throttled_pct, hardware_throttled_pct,
@@ -833,8 +834,8 @@ class Views:
     ) -> Result:
         """Hardware counters by GPU: how busy its units, memory and links were, and how much of the time was sampled.
 
-        Values are those of the whole GPU, whoever used it. Samples without a value, or with an impossible one (percentages
-        above 105, negative values), count as time without a sample.
+        Values are those of the whole GPU, whichever process used it. Samples without a value, or with an impossible one
+        (percentages above 105, negative values), count as time without a sample.
 
         Columns: rank, device, counter, metric, unit, mean, p50, p95, max, samples, sample_us, unsampled_pct.
         """
@@ -868,10 +869,10 @@ class Views:
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """How busy each GPU was over the recording, in 10 to 100 buckets of equal length, a power of ten of µs.
+        """How busy each GPU was over the recording, in at most 100 buckets of 1, 10, 100, … µs each.
 
         The recording spans the profiler's own range if the file has it, otherwise the time from the first to the last
-        event. The last bucket takes the remainder. Time that the GPU's source did not record does not count.
+        event. The last bucket also covers the remainder. Time that the GPU's source did not record does not count.
 
         compat=plugin: the same figures apart from the precision of the times.
 
@@ -884,10 +885,10 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """What the operators in CUDA graphs cost, those with the most GPU time first.
+        """What the operators in CUDA graphs cost, longest total GPU time first.
 
-        A replay runs no operator: these are the operators that ran when the graph was captured, while the agent was in the
-        process. Graphs whose capture it did not see are missing, with a note.
+        A replay runs no operators: these are the operators that ran when the graph was captured, while the agent was in the
+        process. Graphs whose capture the agent did not see are missing, with a note.
 
         Columns: rank, graph, operator, path, input_shape, calls, launches, kernels, copies_and_fills, gpu_us, total_us,
         share_pct, top_kernel.
@@ -899,11 +900,11 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """The cost of each HLO instruction of a JAX program, those with the most time first.
+        """The cost of each HLO instruction of a JAX program, longest total time first.
 
-        On a CPU they are recorded by XLA itself. On NVIDIA's GPUs the kernels of the trace are compared with the modules
-        that the program has compiled: a kernel that may have run several instructions gets only what they have in common.
-        Operations of the CPU contain each other: loops, for example, contain their bodies.
+        On a CPU, XLA itself records the operations. On NVIDIA GPUs, the kernels of the trace are matched with the modules
+        that the program compiled: a kernel that may have run several instructions gets only what they have in common. CPU
+        operations contain each other: a loop, for example, contains its body.
 
         Columns: rank, hlo_op, hlo_module, op_name, source, where, runs, total_us, mean_us, max_us, share_pct.
         """
@@ -916,9 +917,9 @@ class Views:
     ) -> Result:
         """The lines of the program's own code with the most time on the training thread, including everything they call.
 
-        A moment belongs to the innermost function that is neither of a package nor of Python itself. Other threads, and
-        time outside the steps, do not count. The line of a function that calls others is known where nearly all samples of
-        that call agree.
+        A moment belongs to the innermost function that is part of neither a package nor Python itself. Other threads, and
+        time outside the steps, do not count. The line of a function that calls others is known only if nearly all samples
+        of that call agree.
 
         Columns: rank, function, file, line, part, calls, time_us, per_step_us, share_pct, idle_pct, moments.
         """
@@ -937,19 +938,19 @@ class Views:
         A gap is the time from the end of all earlier activities of the stream to the start of the next one. Its categories:
         - host_wait: the call that launched the next activity began only after the gap had begun.
         - kernel_wait: the activity was launched in time, and the gap is shorter than consecutive_kernel_delay: the overhead
-          of starting kernels one after the other.
+          of starting one kernel after another.
         - other: neither; for example, the stream waited for an event of another stream.
 
         Options:
         - consecutive_kernel_delay: in us.
-        - streams: only these streams; all if not given.
+        - streams: only these streams; all by default.
 
         compat=hta: the figures of get_idle_time_breakdown.
 
         A gap begins at the end of the activity that started before, so it is negative where activities overlap. The first
         activity of a stream counts as "other" without a gap, and categories without activities have no row. The share and
         the statistics have two digits. For MTIA, the events mtia_ccp_events count. (HTA documents the delay in ns, but
-        takes it as us.)
+        interprets it as us.)
 
         Columns: rank, device, stream, category, idle_us, idle_pct, count, mean_us, std_us, min_us, p25_us, p50_us,
         p75_us, max_us.
@@ -964,7 +965,7 @@ class Views:
         """Why each GPU was idle, by cause.
 
         A gap is a span of the window without any kernel, copy or fill on the GPU. The activity that ends it determines the
-        cause: it was launched before the gap began (queued), or late by a host that had waited for the GPU
+        cause: it was launched before the gap began (queued), or launched late, by a host that had waited for the GPU
         (synchronisation), for the next batch (data_loading), for other ranks (communication) or for CUDA's memory
         allocation (memory), or that was simply busy (host: the launch-bound case). kineto_trace.analysis.idle_gaps
         describes the rule in full.
@@ -1000,7 +1001,7 @@ class Views:
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """For each type of work the kernels that take most of the time, and all others as one row.
+        """The kernels that take the most time, for each type of work; all others of a type share one row.
 
         Options:
         - num_kernels: the maximum number of kernels to list per type. If a type has more, kernels are listed only until
@@ -1023,17 +1024,17 @@ class Views:
         counter: str = "",
         executor: Executor | None = None,
     ) -> Result:
-        """Hardware counters by kernel: how each one uses the GPU's units and memory, those with the most time first.
+        """Hardware counters by kernel: how each one uses the GPU's units and memory; longest total time first.
 
         Samples measure the whole GPU. Where a kernel ran alone for three samples or longer, the value is the time-weighted
-        mean of the samples within it. Otherwise a sample is modelled as the mean of everything that ran in it, weighted by
-        time, and least squares over all samples give the values, 0 to 100 for percentages; idle time has a value of its
-        own. A value is stated only with enough evidence: 50 samples' length alone, a share of the samples that differs from
-        that of anything else, a 95 % interval of at most plus or minus 10 points, and a residual of at most 8 points (for
-        counters that are no percentages, per cent of their largest sample).
+        mean of the samples within it. Otherwise, each sample is modelled as the time-weighted mean of everything that ran
+        in it, and least squares over all samples give the values (0 to 100 for percentages); idle time has a value of its
+        own. A value is given only with enough evidence: the kernel ran alone for the length of at least 50 samples, its
+        share of the samples varies independently of other work, the 95 % interval is at most ± 10 points, and the residual
+        is at most 8 points (for counters other than percentages: per cent of their largest sample).
 
         Options:
-        - counter: only counters whose name contains this text, in any case.
+        - counter: only counters whose names contain this text (case-insensitive).
 
         Columns: rank, name, device, time_us, shared_pct, counter, unit, value, error, residual, method, why.
         """
@@ -1044,10 +1045,10 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """In which precision the kernels compute, those with the most time first. Collectives do not compute.
+        """The precision in which kernels compute, longest total time first. Collectives do not compute.
 
-        The narrowest type in a kernel's name counts, since wider ones beside it are those of sums and results. If a name
-        has none (compiled and fused kernels), the narrowest type of the operator's inputs counts, if they were recorded.
+        The narrowest type in a kernel's name counts, since wider ones next to it are those of sums and results. If a name
+        contains no type (compiled and fused kernels), the narrowest input type of the operator counts, if it was recorded.
 
         Columns: rank, precision, bits, calls, total_us, share_pct, tensor_core_us.
         """
@@ -1079,11 +1080,11 @@ class Views:
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """The kernels by name, those with the most time first. Copies and fills are not kernels.
+        """The kernels by name, longest total time first. Copies and fills are not kernels.
 
-        Blocks per multiprocessor and occupancy are means weighted by duration, over the launches whose figures are known.
+        Blocks per multiprocessor and occupancy are means weighted by duration, over the launches for which they are known.
 
-        compat=plugin: the plug-in's list of names decides about tensor cores, and unknown launch figures count as 0.
+        compat=plugin: the plug-in's list of names decides which kernels use tensor cores; unknown launch figures are 0.
 
         Times are in whole µs, and launch figures have two digits.
 
@@ -1098,12 +1099,12 @@ class Views:
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """The kernels by name, operator and launch properties, those with the most time first.
+        """The kernels by name, operator and launch properties, longest total time first.
 
-        The operator is the innermost one around the call that launched the kernel, on its thread; without one, the
-        innermost annotation. Kernels of a CUDA graph belong to the operator that captured them, if the agent saw that,
-        otherwise to the one around the launch of the graph. An operator is eligible for tensor cores if its name is in a
-        list, or if it or an operator inside it used them.
+        The operator is the innermost one around the call that launched the kernel, on its thread; if there is none, the
+        innermost annotation. Kernels of a CUDA graph belong to the operator that captured them, if the agent saw the
+        capture, otherwise to the operator around the launch of the graph. An operator is eligible for tensor cores if its
+        name is in a built-in list, or if the operator or one nested in it used them.
 
         compat=plugin: the operator is the one with the external id of the call.
 
@@ -1128,7 +1129,7 @@ class Views:
         compat=hta: the figures of get_gpu_kernels_with_user_annotations.
 
         Every activity gets the shortest annotation of its stream that overlaps it; activities of other streams with exactly
-        the same times get it too. Those of 0 us have none at its edges (with pandas 3, HTA gives them none anywhere). HTA
+        the same times get it too. Those of 0 us get none at its edges (with pandas 3, HTA gives them none at all). HTA
         fails if rounding made an activity end before it starts; here such activities have no annotation. Synchronisations
         count as activities.
 
@@ -1173,7 +1174,7 @@ class Views:
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """The number of conspicuous launches: activities shorter than their call, long calls, long delays.
+        """How many launches look inefficient: activities shorter than their call, long calls, long delays.
 
         The options are those of launch_stats. A graph launch counts its call once for each kernel. If no
         launch has both its call and its activity in the trace, all figures are missing, not zero.
@@ -1193,7 +1194,7 @@ class Views:
     ) -> Result:
         """The bandwidth of copies and fills by kind, at every change. Memory traffic of kernels is not included.
 
-        While a copy runs, it counts with its bytes divided by its duration; simultaneous copies add up.
+        A running copy counts with its bytes divided by its duration; simultaneous copies add up.
 
         compat=hta: the figures of get_memory_bw_time_series: the bandwidth that the file states, over rounded times.
 
@@ -1207,7 +1208,7 @@ class Views:
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """Statistics of the values of memory_bandwidth above 0. Each change counts once, however long it lasts.
+        """Statistics of the values of memory_bandwidth above 0. Each value counts once, no matter how long it lasted.
 
         compat=hta: the figures of get_memory_bw_summary.
 
@@ -1227,7 +1228,7 @@ class Views:
         Where the trace does not state totals, the curve is relative to the start of the recording.
 
         Options:
-        - max_points: the maximum number of rows per device; the rows that show the shape of the curve best are kept
+        - max_points: the maximum number of rows per device; the rows that best preserve the shape of the curve are kept
           (largest triangle three buckets). 0 keeps all.
 
         compat=plugin: the curve of the TensorBoard profiler plug-in.
@@ -1257,7 +1258,7 @@ class Views:
 
         Options:
         - start_ns, end_ns: only blocks that were allocated or released between these times (Unix ns, both included).
-        - min_bytes, max_bytes: only blocks of at least and at most so many bytes.
+        - min_bytes, max_bytes: only blocks of at least min_bytes and at most max_bytes.
 
         compat=plugin: the events of the TensorBoard profiler plug-in.
 
@@ -1273,10 +1274,10 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """How much of the reserved memory the allocator had not given out: one row per device.
+        """How much of the reserved memory the allocator had not handed out: one row per device.
 
-        Such memory is cached for later, or lies in gaps between blocks that are too small. Where the trace has no reserved
-        bytes, as for the CPU, a row has the peak alone.
+        Such memory is cached for later use, or lies in gaps between blocks that are too small for a new block. Where the
+        trace has no reserved bytes (as for the CPU), a row has only the peak.
 
         Columns: rank, device, peak_bytes, peak_ns, reserved_bytes, unused_bytes, unused_pct, mean_unused_pct,
         most_unused_bytes, most_unused_ns.
@@ -1292,8 +1293,8 @@ class Views:
     ) -> Result:
         """Which operators' blocks filled the memory of each device over time, at equally spaced moments.
 
-        The operators that held most at any of these moments have rows of their own, the others share one. Only blocks that
-        were allocated in the recording count: older memory has no operator, and is not in these rows.
+        The operators that held the most at any of these moments have rows of their own; the others share one. Only blocks
+        allocated during the recording count: memory allocated earlier has no operator and is not in these rows.
 
         Options:
         - points: number of moments per device.
@@ -1311,7 +1312,8 @@ class Views:
         """What filled the memory of each device at its peak: one row per device and operator.
 
         A block counts if it was allocated at or before that time and released after it. Memory allocated before the
-        recording has a row without operator and blocks. Rows are grouped by device, most bytes first.
+        recording has a row of its own, with no operator or block count. Rows are grouped by device, most bytes
+        first.
 
         Columns: rank, device, peak_bytes, time_ns, reserved_bytes, operator, held_bytes, held_pct, blocks.
         """
@@ -1325,7 +1327,7 @@ class Views:
     ) -> Result:
         """The blocks that were held at the memory peak of each device, by operator and Python stack.
 
-        Blocks are those of the view memory_peak, without memory allocated before the recording. Stacks are those of the
+        Blocks are those of the view memory_peak, except memory allocated before the recording. Stacks are those of the
         operators, as in the view operators. Rows are grouped by device, most bytes first.
 
         Options:
@@ -1344,12 +1346,12 @@ class Views:
     ) -> Result:
         """What each device held at one moment: one row per block, the largest first.
 
-        A block counts if it was allocated at or before that time and released after it. The last rows of a device are one
-        for all smaller blocks and one for memory that was allocated before the recording. Stacks are those of the
-        operators, as in the view operators.
+        A block counts if it was allocated at or before that time and released after it. At the end, a device has one row
+        for all smaller blocks and one for memory allocated before the recording. Stacks are those of the operators, as in
+        the view operators.
 
         Options:
-        - at_ns: the moment (Unix ns). Without it, the moment of each device's peak.
+        - at_ns: the moment (Unix ns). Default: the peak of each device.
         - top: number of blocks per device with rows of their own.
 
         Columns: rank, device, time_ns, allocated_bytes, operator, size_bytes, blocks, address, allocation_us, age_us,
@@ -1367,8 +1369,8 @@ class Views:
     ) -> Result:
         """What each operator allocated and released on each device.
 
-        An allocation or release counts for the innermost operator that runs on its thread at that time, and for all
-        operators around it, once for each name. Rows with the largest self_size_increase_bytes come first.
+        An allocation or release counts for the innermost operator running on its thread at that time, and for all operators
+        around it, once per name. Rows with the largest self_size_increase_bytes come first.
 
         Options:
         - start_ns, end_ns: only records between these times (Unix ns, both included).
@@ -1389,10 +1391,10 @@ class Views:
         counter: str = "",
         executor: Executor | None = None,
     ) -> Result:
-        """Hardware counters by module (nn.Module), each with the modules inside, as in the view modules.
+        """Hardware counters by module (nn.Module), nested modules included, as in the view modules.
 
-        The rules and options are those of kernel_counters. Of modules that run side by side, the value is that of the time
-        in which one of them ran alone.
+        Same rules and options as kernel_counters. For modules that run at the same time, the values cover only the time in
+        which one of them ran alone.
 
         Columns: rank, path, name, depth, part, device, time_us, shared_pct, counter, unit, value, error, residual,
         method, why.
@@ -1408,8 +1410,8 @@ class Views:
         """The modules of the model as they call each other, with the host and GPU time of each.
 
         There is one row per call path: a module that is called from two places has two rows. Outer modules come before
-        inner ones, in the order of their first calls. An operator belongs to the innermost module that runs when it starts,
-        a kernel to the one that runs when it is launched. The backward figures of a module are those of its forward
+        inner ones, in the order of their first calls. An operator belongs to the innermost module running when it starts,
+        a kernel to the one running when it is launched. The backward figures of a module are those of its forward
         operators, linked by autograd's sequence numbers; the other figures do not include them. With PyTorch Lightning,
         modules are its "[pl][module]" operators.
 
@@ -1428,13 +1430,13 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """What a trace does not show, why, and which option of `kinetoctl trace` records it.
+        """What a trace lacks, why, and which option of `kinetoctl trace` records it.
 
-        Losses come first: a source that began late or ended early, records that were dropped or cannot be read. Parts that
-        are missing altogether follow. A trace of kinetod contains which activity types and options were requested,
-        which sources recorded, and why others could not; one of another tool contains at most some of the options that
-        were set, and the rest stays unknown. Over several ranks each item appears once, with the longest time or the
-        sum of the records. The view validate has everything that a trace may have.
+        Losses come first: sources that began late or ended early, and records that were dropped or cannot be read. Parts
+        that are missing altogether follow. A trace from kinetod states which activity types and options were requested,
+        which sources recorded, and why others could not. A trace from another tool states some of its options at most, so
+        some reasons stay unknown. With several ranks, each item appears once, with the longest time or the total number of
+        records. The view validate lists everything that a trace may contain.
 
         Columns: what, option, why, hides, torch_profiler, ranks.
         """
@@ -1446,9 +1448,9 @@ class Views:
         counter: str = "",
         executor: Executor | None = None,
     ) -> Result:
-        """Hardware counters by operator, for the GPU work that belongs to it, as in the view kernels_by_op.
+        """Hardware counters by operator; GPU work belongs to operators as in the view kernels_by_op.
 
-        The rules and options are those of kernel_counters.
+        Same rules and options as kernel_counters.
 
         Columns: rank, name, device, time_us, shared_pct, counter, unit, value, error, residual, method, why.
         """
@@ -1462,7 +1464,7 @@ class Views:
     ) -> Result:
         """The sequences of kernels that ATen operators launch themselves, and the delays of the first kernel of each.
 
-        A launch belongs to the innermost operator "aten::…" that runs on its thread when the call begins.
+        A launch belongs to the innermost "aten::…" operator that is running on its thread when the call begins.
 
         compat=hta: the figures of get_aten_op_kernels_and_delay.
 
@@ -1481,16 +1483,15 @@ class Views:
         bandwidth: float = 0.0,
         executor: Executor | None = None,
     ) -> Result:
-        """The products of the model by operator and shape (roofline): operations, speed, and what limits the speed at best.
+        """Matrix products, convolutions and attention by operator and shape (roofline): operations, speed, and its limit.
 
-        Products of matrices, convolutions and attention count, by the recorded sizes of their inputs, with two operations
-        for a multiplication and an addition; with a causal mask, half of the attention. Bytes are the minimum that must
-        move, so that "memory" is certain, and "arithmetic" is the limit with perfect caches. The rows with the most GPU
-        time come first.
+        Operations follow from the recorded sizes of the inputs: a multiplication with its addition counts as two, and
+        attention with a causal mask counts half. Bytes are the minimum that must be moved, so "memory" is certain, while
+        "arithmetic" is the limit with perfect caches. The rows with the most GPU time come first.
 
         Options:
-        - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
-        - bandwidth: of the GPU's memory, in GB/s; 0: by the GPU's data sheet.
+        - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: from the GPU's data sheet.
+        - bandwidth: the memory bandwidth of the GPU in GB/s; 0: from the GPU's data sheet.
 
         Columns: rank, name, input_shape, precision, calls, call_gflop, device_us, host_us, speed_tflop_s, peak_tflop_s,
         peak_pct, intensity_flop_byte, bound, roof_tflop_s, roof_pct.
@@ -1507,17 +1508,18 @@ class Views:
     ) -> Result:
         """Operators by name: how often each ran, and its time on the host and on the GPU.
 
-        A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
-        identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes
+        A kernel, copy or fill belongs to the innermost operator around the call that launched it, which is found by the
+        correlation id. Times are sums over all calls; overlapping work counts each time. The total of an operator includes
         nested operators, so totals of different rows must not be added; an operator nested in one of its own row adds
         nothing. Rows are ordered by device_self_us, largest first; without GPU work, by host_self_us, and the GPU columns
         are missing.
 
         Options:
         - group_by: "name"; "name+shape" for one row per distinct input shapes; "type" for one row per kind of work, such as
-          matrix products, by the names of PyTorch's operators (nodes of the backward pass have the kind of their forward).
-        - stacks: one row per distinct call stack. Stacks are the recorded ones, otherwise those of the trace's Python
-          functions; operators without a stack have a row of their own.
+          matrix products, by the names of PyTorch's operators (nodes of the backward pass have the kind of their forward
+          operator).
+        - stacks: one row per distinct call stack. Stacks are the recorded ones or, if there are none, those of the trace's
+          Python functions; operators without a stack have a row of their own.
 
         compat=plugin: the operator view of the TensorBoard profiler plug-in.
 
@@ -1542,12 +1544,12 @@ class Views:
         """The headline figures of a trace in one row: the average step, and how well its GPUs were used.
 
         The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
-        and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count, nor first steps
-        that do not show the pace: warm-up, and those in which the host ran ahead of the GPU. If no step is complete, the
-        shares are those of the parts that were recorded, and in a trace without steps those of the whole trace. Without any
-        GPU activity in the trace, the figures of GPUs are missing, not zero.
+        and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count. Neither do
+        first steps that do not show the program's pace: warm-up steps, and steps in which the host ran ahead of the GPU. If
+        no step is complete, the shares refer to the recorded parts; in a trace without steps, to the whole trace. Without
+        any GPU activity in the trace, the GPU figures are missing, not zero.
 
-        compat=plugin: the figures are those of these views with compat=plugin.
+        compat=plugin: the figures of the underlying views with compat=plugin.
 
         Columns: rank, steps, step_us, kernel_pct, memcpy_pct, memset_pct, communication_pct, runtime_pct,
         dataloader_pct, cpu_exec_pct, other_pct, unrecorded_pct, gpus, gpu_name, utilization_pct, sm_efficiency_pct,
@@ -1562,7 +1564,7 @@ class Views:
     ) -> Result:
         """How the process used the host's CPUs, memory pages and storage, and what limits it; one row.
 
-        All figures are the kernel's own counters for the process, without its child processes (DataLoader workers).
+        All figures are the Linux kernel's counters for the process, without its child processes (DataLoader workers).
 
         Columns: rank, seconds, cpu_cores, cpu_wait_cores, usable_cores, host_cores, quota_cores, throttled_pct,
         other_cores, minor_faults, major_faults, read_bytes, written_bytes, read_chars, written_chars.
@@ -1575,9 +1577,9 @@ class Views:
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """The host annotations "ProfilerStep#N" in the order of their starts.
+        """The "ProfilerStep#N" annotations on the host, ordered by start.
 
-        Without any GPU activity in the trace, the figures of GPUs are missing, not zero.
+        Without any GPU activity in the trace, the GPU figures are missing, not zero.
 
         compat=hta: the steps of get_profiler_steps.
 
@@ -1634,9 +1636,9 @@ class Views:
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """Statistics of the values of queue_length for each stream. Each change counts once, however long it lasts.
+        """Statistics of the values of queue_length for each stream. Each value counts once, no matter how long it lasted.
 
-        time_mean weights each value by the time that it lasted.
+        Only time_mean weights each value by the time for which it lasted.
 
         compat=hta: the figures of get_queue_length_summary.
 
@@ -1652,9 +1654,9 @@ class Views:
         """Every measured step of every rank: how long it took on the host, and how long the rank waited in it.
 
         Waiting is that of the view ranks, step by step: it is derived from durations alone, so clocks do not matter, and
-        collectives count for the step in which they were launched. Ranks that count their steps differently are mapped
-        to the numbers of the first rank by the times at which steps began. Steps that the recording cut off have no
-        rows, nor do first steps that do not show the pace (view ranks). Rows are ordered by rank and step.
+        collectives count for the step in which they were launched. If ranks number their steps differently, their steps are
+        matched by start time and shown with the numbers of the first rank. Incomplete steps have no rows, nor do first
+        steps that do not show the program's usual pace (see the view ranks). Rows are ordered by rank and step.
 
         Columns: rank, step, start_ns, step_us, waiting_us.
         """
@@ -1668,12 +1670,12 @@ class Views:
     ) -> Result:
         """Where the time of all ranks' steps goes, by the causes of time_causes; they sum to 100 %.
 
-        The shares of a rank are those over all its GPUs. The ranks with the least and the most of a cause show whether it
-        affects the whole job or single ranks; time_causes has the causes of each rank and GPU. If no rank has GPU activity,
-        the causes are the parts of the host's steps.
+        The shares of a rank cover all its GPUs. The ranks with the least and the most of a cause show whether it affects
+        the whole job or only some ranks; time_causes has the causes of each rank and GPU. If no rank has GPU activity, the
+        causes are the parts of the host's steps.
 
         Options:
-        - least: causes with less than this share (in %) on every rank are one row together.
+        - least: causes with less than this share (in %) on every rank are merged into one row.
 
         Columns: share_pct, step_us, least_pct, least_rank, most_pct, most_rank, meaning, what, total_us, cause.
         """
@@ -1699,27 +1701,27 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """What the job would gain if a rank worked as fast as the others, or if transfers took no time; the most first.
+        """What the job would gain if a rank were as fast as the others, or if transfers took no time; largest gain first.
 
-        The figures come from a critical path over all ranks. Each rank is two chains of own work between collectives, of
-        its GPU and of its host; a collective ends on all of its ranks when the last one has begun it and its transfer is
-        over. To simulate a rank as fast as the others, its work between each two consecutive collectives is replaced by the
-        median of the other ranks, and the path is found again. So time in which a rank waits for another one counts as a
-        gain of that rank's work, never of communication.
+        The figures come from a critical path over all ranks. Each rank is modelled as two chains of its own work between
+        collectives, one on its GPU and one on its host; a collective ends on all of its ranks once the last of them has
+        begun it and its transfer is over. To simulate a rank as fast as the others, its work between any two consecutive
+        collectives is replaced by the median of the other ranks, and the path is computed again. So the time in which one
+        rank waits for another counts as a gain of the other rank's work, never of communication.
 
-        A host on which the same operators take longer than on the other ranks probably has a slower core, or shares it. The
-        medians of operators and launching calls are compared by name, in the thread that trains and in those that run
-        backward. A slower host is reported if three quarters of at least eight names take longer, by 10 % in the median,
-        and if that explains a quarter of the host's additional work.
+        If the same operators take longer on one rank's host than on the others, it probably has a slower core, or shares
+        it. The medians of operators and launching calls are compared by name, in the training thread and in the threads
+        that run the backward pass. A slower host is reported if three quarters of at least eight names take longer, by at
+        least 10 % in the median, and if that explains at least a quarter of the host's additional work.
 
-        A note says how well the model reproduces the time of the job; if it is wrong by more than 10 %, there are no rows.
-        There are also none if it finds the job slower with equal ranks: then ranks wait in ways that the traces do not
-        show, for example because calls to CUDA were not recorded. Work before the first and after the last collective that
-        several ranks have is left out. With more than 16 ranks, those with the most own work are shown.
+        A note says how well the model reproduces the time of the job; if the error exceeds 10 %, there are no rows. Nor are
+        there rows if the job would be slower with equally fast ranks: then ranks wait in ways that the traces do not show,
+        for example because calls to CUDA were not recorded. Work before the first and after the last collective that
+        several ranks share is left out. With more than 16 ranks, those with the most work of their own are shown.
 
-        Collectives on the host (gloo, MPI) leave no event that shows when the training thread waited for them, so own work
-        is unknown. For such jobs the savings are upper bounds by the durations of the collectives: how long the others
-        waited for a rank beyond the last but one, and the transfers.
+        Collectives on the host (gloo, MPI) leave no event that shows when the training thread waited for them, so the work
+        of the ranks is unknown. For such jobs, the savings are upper bounds derived from the durations of the collectives:
+        how much longer the others waited for a rank than for the second-to-last one, and the transfers.
 
         Columns: change, rank, collective, process_group, saving_us, saving_pct, saving_per_step_us, more_work_us,
         host_pace, cause, about.
@@ -1735,15 +1737,15 @@ class Views:
 
         The ranks that the others wait for longest come first. Collectives make the steps of all ranks equally long, so
         computation_us and waited_for_us show which rank is slow. A rank that the others wait for, but that computes no
-        longer than they do, is late on its host. If the same operators take longer there than on the other ranks, and this
-        explains a quarter of the waiting, the row says by how much.
+        longer than they do, is late because of its host. If the same operators take longer there than on the other ranks,
+        and this explains at least a quarter of the waiting, the row says by how much.
 
-        Steps that the recording cut off do not count, nor do first steps that do not show the pace (view overview), nor the
-        collectives that were launched in them. Waiting is derived from durations alone (view rank_waits), so clocks do not
-        matter; other kernels may have run at the same time. A rank is called slow or late if the others wait for it for at
-        least 2 % of a step: slow if its computation takes at least 3 % longer than the median rank's, otherwise late,
-        unless it waits for more than half as long itself: then that made it late, or the ranks take turns being late. For
-        these words, waiting counts only while the waiting rank computes nothing.
+        Incomplete steps do not count, nor do first steps that do not show the program's usual pace (see the view overview),
+        nor the collectives launched in them. Waiting is derived from durations alone (see the view rank_waits), so clocks
+        do not matter; other kernels may have run at the same time. A rank is called slow or late if the others wait for it
+        for at least 2 % of a step: slow if its computation takes at least 3 % longer than the median rank's, otherwise
+        late. But a rank that waits for at least half as long itself is not called late: either that wait made it late, or
+        the ranks take turns being late. For these verdicts, waiting counts only while the waiting rank computes nothing.
 
         Columns: rank, host, gpu, steps, step_us, step_p50_us, step_p95_us, step_max_us, slowest_steps, computation_us,
         slower_pct, communication_us, waiting_us, waited_for_us, about.
@@ -1759,13 +1761,13 @@ class Views:
         """What to change first: one row for each figure of the overview that exceeds its threshold.
 
         The rules:
-        - data_loading: more than 5 % of the mean step waits for data.
+        - data_loading: more than 5 % of the mean step is spent waiting for data.
         - data_parallel: DataParallel runs on more than one GPU.
-        - nccl_backend: DistributedDataParallel runs without NCCL on NVIDIA's GPUs of compute capability 3.5 or higher.
+        - nccl_backend: DistributedDataParallel runs without NCCL on NVIDIA GPUs of compute capability 3.5 or higher.
         - communication: more than 10 % of the mean step is communication that nothing else hides.
         - low_utilization: a GPU runs kernels in less than 50 % of the steps' time.
-        - tensor_cores: no kernel uses tensor cores on a GPU that has them (NVIDIA's from compute capability 7 on),
-          although operators ran that could.
+        - tensor_cores: no kernel uses tensor cores on a GPU that has them (NVIDIA: compute capability 7 or higher),
+          although some operators could.
         - memory: more than 90 % of a GPU's memory was allocated at some time (needs recorded allocations).
 
         The advice names only what the GPUs of the trace can do: bfloat16 and TF32 from compute capability 8.0 on,
@@ -1788,7 +1790,7 @@ class Views:
         """What was recorded, where and with which versions: one row for each trace.
 
         All values come from the trace; values that it does not have are missing. Only kinetod's own traces have the command
-        line and the job. The window is the requested one, or else spans the activities of the trace.
+        line and the job. The window is the requested time span or, if unknown, that of the activities in the trace.
 
         Columns: rank, world_size, host, process, pid, command, job, labels, gpus, framework, python, cuda, driver_cuda,
         cupti, kinetod, capture, start_ns, length_us.
@@ -1801,13 +1803,13 @@ class Views:
         by: Literal["kernel", "op"] = "kernel",
         executor: Executor | None = None,
     ) -> Result:
-        """What limits each kernel or operator, by measurement: memory, computing, or neither (latency).
+        """What limits each kernel or operator, as measured: memory, computing, or neither (latency).
 
-        Counters of kernels are those of the view kernel_counters. The larger of the uses of DRAM and of the compute units
-        decides if it is 60 % of its peak or more, the threshold in Nsight Compute's rule for latency. A row is
-        latency-bound if both are below it, or if multiprocessors have work for less than 60 % of the time. This verdict
-        needs a value of every unit that the work may use: the tensor pipe and, except for kernels that multiply on tensor
-        cores, ordinary cores (kinetoctl trace --counters=tensor); otherwise the verdict is unknown. It is also unknown for
+        Counters are those of the views kernel_counters and op_counters. If DRAM or the compute units reach 60 % of their
+        peak, the higher one decides; the threshold is that of Nsight Compute's rule for latency. If neither reaches it, the
+        row is latency-bound. Unless multiprocessors have work for less than 60 % of the time, that verdict needs a value
+        for DRAM and for every unit that the work may use: the tensor pipe and, except for kernels that multiply on tensor
+        cores, ordinary cores (kinetoctl trace --counters=tensor). Otherwise the verdict is "not known", as it is for
         collectives and copies between host and GPU, which are limited by a link (view collective_counters).
 
         Options:
@@ -1826,8 +1828,8 @@ class Views:
     ) -> Result:
         """The settings of torch, Python and the environment when the recording began; those that cost time come first.
 
-        Environment variables are read from an allow list, so that no secrets are recorded. `torch.num_threads` is what a
-        new thread of the program would get. Optimizers are those that have stepped before; `parameters` counts tensors.
+        Only environment variables on an allow list are read, so that no secrets are recorded. `torch.num_threads` is what a
+        new thread of the program would get. Only optimizers that have stepped are listed; `parameters` counts tensors.
 
         Columns: rank, setting, value, effect, judgement.
         """
@@ -1841,7 +1843,7 @@ class Views:
     ) -> Result:
         """The estimated SM efficiency of each GPU over time: one row per span in which the same kernels run.
 
-        The estimate is min(sum of the running kernels' blocks per multiprocessor, 1). There are no rows for times without
+        The estimate is min(sum of the running kernels' blocks per multiprocessor, 1). There are no rows for time without
         kernels.
 
         compat=plugin: only launch figures that the file states count.
@@ -1861,21 +1863,21 @@ class Views:
     ) -> Result:
         """What each training step spent its time on; the last row is the average of the measured steps.
 
-        A step that had begun before the recording or had not ended in it has a row, but does not count for the average. Nor
-        do first steps that do not show the pace of the program: warm-up, and those in which the host ran ahead of the GPU.
+        A step that began before the recording or ended after it has a row, but does not count for the average. Neither do
+        first steps that do not show the program's pace: warm-up steps, and steps in which the host ran ahead of the GPU.
 
         Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
-        cpu_exec that is active then, otherwise other. Where a source did not record (view validate), its roles are
-        unknown: such time is unrecorded. A row therefore sums to the length of the step, and the average is that of the
-        steps without unrecorded time, if there are any. Kernels are those that do not communicate; communication is
-        NCCL's kernels, recognized by names or arguments, and host ranges such as "nccl:all_reduce" and
-        "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills are missing, not
-        zero.
+        cpu_exec that is active then, otherwise other. Time that a source did not record (see the view validate) counts as
+        unrecorded, since its roles are unknown. The parts of a row therefore add up to the length of the step. The average
+        covers the steps without unrecorded time, if there are any. The role kernel excludes communication kernels;
+        communication includes NCCL's kernels, recognized by their names or arguments, and host ranges such as
+        "nccl:all_reduce" and "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills
+        are missing, not zero.
 
         Options:
-        - step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" applies the plug-in's rule:
-          the end of each step moves to the last GPU activity that it launched, its start to the end of the step before, and
-          steps at the end whose GPU work may be missing are left out.
+        - step_ends: "host" uses the steps as the host sees them ("ProfilerStep#N"). "device" applies the rule of the
+          TensorBoard plug-in: each step ends with the last GPU activity that it launched and starts when the previous step
+          ends, and steps at the end whose GPU work may be missing are left out.
 
         compat=plugin: steps end on the device, whatever `step_ends` says, and percentages have two digits.
 
@@ -1896,12 +1898,13 @@ class Views:
     ) -> Result:
         """Hardware counters by training step and by phase of the steps.
 
-        A step lasts, on the GPU, from its first activity to that of the next step, or to its own last one. Its value is the
-        mean over that time, exact but for the two samples at its ends. The mean of all steps comes first. A phase has the
-        GPU work that was launched in it; its values are found as in the view kernel_counters.
+        On the GPU, a step lasts from its first activity to the first activity of the next step, or to its own last activity
+        if there is no next step. Its value is the mean over that time, exact except for the two samples at its ends. The
+        mean of all steps comes first. A phase covers the GPU work launched in it; its values are determined as in the view
+        kernel_counters.
 
         Options:
-        - counter: only counters whose name contains this text, in any case.
+        - counter: only counters whose names contain this text (case-insensitive).
 
         Columns: rank, step, phase, device, time_us, counter, unit, value, sampled_pct, error, why.
         """
@@ -1912,12 +1915,12 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """Where the host's time of each training step goes: loading, forward, backward, optimizer, other code.
+        """Where the host time of each training step goes: loading, forward, backward, optimizer, other code.
 
-        Needs no GPU. Loading and the optimizer are the annotations that torch makes, backward and forward come from the
-        operators and autograd's numbers; gaps of up to a millisecond within a phase belong to it. Each moment counts once,
-        so a row sums to the length of the step. With a GPU these are the times of the launches, not of the kernels. Steps
-        that the recording cut off are left out if there are others.
+        Needs no GPU. Loading and the optimizer come from torch's annotations, forward and backward from the operators and
+        autograd's sequence numbers; gaps of up to a millisecond within a phase belong to it. Each moment counts once, so
+        the phases add up to the length of the step. With a GPU, these are the times of the launches, not of the kernels.
+        Steps that the recording cut off are left out if there are others.
 
         Columns: rank, step, start_ns, total_us, loading_us, forward_us, backward_us, optimizer_us, other_us,
         loading_pct, forward_pct, backward_pct, optimizer_pct, other_pct.
@@ -1929,10 +1932,10 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """How long each step took on the host over all ranks, ordered by step number.
+        """How long each step took on the host, over all ranks, ordered by step number.
 
-        Ranks that count their steps differently are mapped to the numbers of the first rank by the times at which steps
-        began.
+        If ranks number their steps differently, their steps are matched by start time and shown with the numbers of the
+        first rank.
 
         Columns: step, ranks, min_us, median_us, p95_us, max_us, spread_pct, slowest_rank.
         """
@@ -1947,18 +1950,18 @@ class Views:
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """The ranks that the others wait for, the most expensive ones first.
+        """The ranks that the others wait for, most expensive first.
 
-        All collectives that appear on several ranks count. The rank that begins one last is late if it begins after the
-        last but one by more than the uncertainty of the clocks. That costs the group the time between these two starts, or
-        the time the others waited in the collective if that is less; simultaneous waits count once. A rank is a candidate
-        if the others waited for it for more than 2 % of the time from the first to the last collective, and more than twice
-        as long as for the median of the other ranks: ranks that take turns being late are not candidates. The view
-        `rank_what_if` shows what the job would gain without it.
+        All collectives that appear on several ranks count. The last rank to begin a collective is late if it begins after
+        the second-to-last by more than the uncertainty of the clocks. This costs the group the time between these two
+        starts, or the time the others waited in the collective if that is less; simultaneous waits count once. A rank is a
+        candidate if the others waited for it for more than 2 % of the time from the first to the last collective, and more
+        than twice as long as for the median of the other ranks (so ranks that take turns being late are not candidates).
+        The view `rank_what_if` shows what the job would gain if the rank were as fast as the others.
 
         Options:
         - steps: numbers of steps such as "3,4,5"; all if not given.
-        - num_candidates: how many ranks are marked as candidates at most.
+        - num_candidates: maximum number of ranks marked as candidates.
         - align: how the clocks of the ranks are compared, as in the view `collectives`.
 
         compat=hta: the figures of get_potential_stragglers.
@@ -1981,8 +1984,8 @@ class Views:
     ) -> Result:
         """Idle, computing and other time of each GPU between its first and its last event.
 
-        Computing time is the union of all kernels that do not communicate (by name: nccl, rccl). Idle time is the time
-        outside the union of all kernels, copies and fills.
+        Computing time is the union of all kernels other than communication kernels, which are recognized by their names
+        (such as nccl or rccl). Idle time is the time outside the union of all kernels, copies and fills.
 
         compat=hta: the figures of get_temporal_breakdown.
 
@@ -2003,8 +2006,9 @@ class Views:
         """How much of the kernels' time uses tensor cores, and how much of it could.
 
         "kernels" is the share of all kernels' time spent in kernels that use tensor cores, recognized by name. "eligible
-        operators" is the share of all operators' kernel time spent in operators that could use them: the deepest ones in a
-        list of matrix multiplications, convolutions, attention and similar operators, and the operators inside these.
+        operators" is the share of all operators' kernel time spent in operators that could use them: the innermost
+        operators from a list of matrix multiplications, convolutions, attention and similar operators, and the operators
+        nested in these.
 
         compat=plugin: the plug-in's lists of names decide, and kernels belong to operators by external ids.
 
@@ -2055,7 +2059,7 @@ class Views:
     ) -> Result:
         """What each thread did, including threads without Python; those with the most CPU time first.
 
-        CPU time, waiting for a CPU, switches and page faults are the kernel's own counters. Threads that did nothing are
+        CPU time, waiting for a CPU, switches and page faults are the Linux kernel's counters. Threads that did nothing are
         left out. The columns from `samples` on come from sampled stacks.
 
         Columns: rank, thread, name, python, cpu_us, cpu_pct, cpu_wait_us, cpu_wait_pct, blocked_pct,
@@ -2071,7 +2075,7 @@ class Views:
     ) -> Result:
         """When GPUs were throttled, according to the samples: spans by reason, in order of time.
 
-        A span may begin or end earlier or later by one sampling interval.
+        The actual span may begin and end up to one sampling interval earlier or later.
 
         Columns: rank, device, reason, start_ns, duration_us, sm_clock_mhz, power_w, temperature_c.
         """
@@ -2088,19 +2092,19 @@ class Views:
         """Where every nanosecond of the steps goes: the causes of each GPU sum to 100 %.
 
         While a GPU has work, the kind of work counts. Computation comes first, so communication and copies only count where
-        no computation hides them. While the GPU is idle, also before its first and after its last activity in a step, the
-        activity of the host counts: it waited for data, for the GPU, in a collective or for memory; it was in an operator
-        or a launching call; it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the
-        launched work waited in its queue. What the trace does not show is called unknown, with the reason. The first steps
-        are left out if they do not show the pace of the program (warm-up, or the host ran ahead of the GPU).
-        kineto_trace.analysis.idle_pieces describes the rules in full. In a trace without GPU activity each moment of the
-        host's steps is in one part, as in view step_phases: loading, forward, backward, optimizer, or the program's own
-        code.
+        no computation hides them. While the GPU is idle (also before its first and after its last activity in a step), what
+        the host did counts: it waited for data, for the GPU, in a collective or for memory; it was in an operator or a
+        launch call; it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the launched work
+        waited in its queue. Time that the trace does not explain is called unknown, with the reason. The first steps are
+        left out if they do not show the pace of the program (warm-up, or the host ran ahead of the GPU).
+        kineto_trace.analysis.idle_pieces describes the rules in full. In a trace without GPU activity, each moment of the
+        host's steps belongs to one part, as in view step_phases: loading, forward, backward, optimizer, or the program's
+        own code.
 
         Options:
-        - detail: one row for each operator, function and so on of the GPU's idle time.
-        - warm_up: count the first steps that are left out too.
-        - least: causes with less than this share (in %) are one row together.
+        - detail: one row for each operator, function and so on in the GPU's idle time.
+        - warm_up: also count the first steps that are otherwise left out.
+        - least: causes with less than this share (in %) are merged into one row.
 
         Columns: rank, device, share_pct, step_us, meaning, what, part_us, total_us, cause.
         """
@@ -2113,9 +2117,9 @@ class Views:
     ) -> Result:
         """What analyses need from a trace, whether this trace has it, and how to record it if not.
 
-        Arguments whose value has a different type than readers of Kineto traces expect (HTA's validate_trace_format) have a
-        row of their own. The notes list what was lost when the trace was recorded or read. Advice names options of
-        kinetoctl for traces that kinetod recorded, otherwise those of torch.profiler.
+        An argument whose values do not have the type that readers of Kineto traces expect (see HTA's validate_trace_format)
+        has a row of its own. The notes list what was lost when the trace was recorded or read. Advice names options of
+        kinetoctl for traces that kinetod recorded, and options of torch.profiler for all others.
 
         Columns: rank, part, ok, rows, complete_pct, needed_for, advice.
         """

@@ -176,8 +176,8 @@ def cluster(address: str) -> Iterator[Executor]:
             client.wait_for_workers(1, timeout=WORKERS_S)
         except TimeoutError:
             raise TraceError(
-                f"the Dask scheduler at {address} has no workers: start some with `dask worker {address}`, where "
-                "kinetod is installed"
+                f"the Dask scheduler at {address} has no workers: start some with `dask worker {address}` on "
+                "hosts where kinetod is installed"
             ) from None
         yield client.get_executor(pure=False)  # type: ignore[no-untyped-call]
 
@@ -267,7 +267,7 @@ def _result(future: "Future[Contribution]", source: Source, requests: Sequence[R
         found = future.result()
         return replace(found, died=any(error and error.startswith(NO_MEMORY) for error in found.errors))
     except BrokenProcessPool:
-        reason = TraceError("the process that read it died: it ran out of memory")
+        reason = TraceError("the process that was reading it ran out of memory and died")
         return replace(unopened(source, requests, reason), died=True)
     except Exception as exc:  # noqa: BLE001 - of a cluster: a worker that was killed, a file that it does not see, …
         return unopened(source, requests, exc)
@@ -308,7 +308,7 @@ def all_combined(requests: Sequence[Request], contributions: Sequence[Contributi
 def failed_result(view: View, reason: str) -> Result:
     """Returns the result of a view that failed beside others: no rows, and the reason."""
     nothing = make_result(view.name, view.result_columns, {column.name: [] for column in view.result_columns})
-    return replace(nothing, failure=f"view {view.name} failed: {reason}; the rest is complete")
+    return replace(nothing, failure=f"view {view.name} failed: {reason}; the other views are complete")
 
 
 def _combined(request: Request, place: int, contributions: Sequence[Contribution]) -> Result:
@@ -319,7 +319,7 @@ def _combined(request: Request, place: int, contributions: Sequence[Contribution
     if not there:
         if len(texts) == 1:
             raise FileError(texts[0])
-        raise FileError(f"view {request.view} fails on all {len(texts)} traces; the first error: {texts[0]}")
+        raise FileError(f"view {request.view} failed on all {len(texts)} traces; the first error: {texts[0]}")
     partials = [(entry.source.rank, entry.values[place]) for entry in there]
     result = view.combine(partials, **request.keywords())
     notes = [

@@ -17,7 +17,7 @@ import numpy as np
 
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.array_types import Flags, Floats, Ints
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.quantities import format_duration, times
 from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription
 from kineto_trace.collectives.rank_clocks import MEETINGS, ODD_NS, ODD_SPREADS, format_ranks
 
@@ -215,21 +215,21 @@ def _match_whole(reference: Lane, other: Lane, uncertainty_ns: float) -> LaneMat
     least = 1 if known else max(MIN_UNKNOWN, min(len(reference), len(other)) // 2)
     shifts = shifts[shared >= least]
     if not len(shifts) and not known:
-        return f"the clocks are unknown, and fewer than {MIN_UNKNOWN} collectives are too few to tell by"
+        return f"the clock offsets are unknown, and matching without them needs at least {MIN_UNKNOWN} collectives"
     judged = [
         _judge(reference, other, shift, uncertainty_ns)
         for shift in _finalists(reference, other, shifts, uncertainty_ns)
     ]
     possible = sorted((each for each in judged if each.odd <= MAX_ODD_SHARE), key=lambda each: each.residual)
     if not possible:
-        return "their times fit at no shift"
+        return "their times do not fit at any shift"
     best = possible[0]
     following = possible[1].residual if len(possible) > 1 else float("inf")
     rivals = [each for each in possible[1:] if each.residual < CLEARER * max(best.residual, NOISE_NS)]
     if rivals and not (best.same_steps and not any(each.same_steps for each in rivals)):
         return (
-            f"they can be matched in two ways: ends differ by {format_duration(best.residual)} at a shift of "
-            f"{best.shift}, by {format_duration(following)} at one of {rivals[0].shift}"
+            f"they can be matched in two ways: their ends differ by {format_duration(best.residual)} at a shift of "
+            f"{best.shift}, and by {format_duration(following)} at a shift of {rivals[0].shift}"
         )
     place = np.arange(len(other)) + best.shift
     return LaneMatch(place, _fits(reference, other, best, uncertainty_ns), best.residual, following)
@@ -457,18 +457,19 @@ def _proof_note(count: int, unnumbered: int, proved: list[tuple[int, LaneMatch]]
     weights = np.array([number for number, _ in proved], np.float64)
     residual = float(np.average([match.residual_ns for _, match in proved], weights=weights))
     moved = sum(match.place[match.fits][0] != np.flatnonzero(match.fits)[0] for _, match in proved if match.fits.any())
+    begin = times(int(moved), "window begins", "windows begin")
     following = min(match.next_ns for _, match in proved)
     refused = sum(match.refused for _, match in proved)
     odd = sum(len(match.fits) - number for number, match in proved) - refused
     return [
-        f"{unnumbered} of {count} collectives have no sequence number in the traces: they are matched over ranks by "
+        f"{unnumbered} of {count} collectives have no sequence number in the traces: they are matched across ranks by "
         f"order and time. Their ends differ by {format_duration(residual)} on average"
-        + (f"; matched in any other way, by {format_duration(following)} or more" if np.isfinite(following) else
-           "; no other way to match them is possible")
-        + (f"; {moved} windows begin at another collective than the first rank's" if moved else "")
-        + (f"; {odd} collectives match none of the other rank and are left out" if odd else "")
-        + (f"; {refused} are left alone since their ends differ far more than those of the others, or do not tell two "
-           "collectives apart where records were lost" if refused else "")
+        + (f"; in any other match, by {format_duration(following)} or more" if np.isfinite(following) else
+           "; no other match is possible")
+        + (f"; {begin} at a different collective than the first rank's" if moved else "")
+        + (f"; {odd} collectives have no counterpart on the other rank and are left out" if odd else "")
+        + (f"; {refused} stay unmatched, because their ends differ far more than those of the others, or because they "
+           "fit two collectives where records were lost" if refused else "")
     ]  # fmt: skip
 
 
@@ -479,6 +480,6 @@ def _refusals(refused: dict[str, list[_Refused]]) -> list[str]:
             sum(entry.collectives for entry in each),
             sorted({rank for entry in each for rank in entry.ranks}),
         )
-        notes.append(f"{count} collectives of ranks {format_ranks(ranks)} are not matched with other ranks' ({text})")
+        notes.append(f"{count} collectives of ranks {format_ranks(ranks)} are not matched with other ranks: {text}")
     more = len(notes) - _MAX_REASONS
     return notes[:_MAX_REASONS] + ([f"{more} more groups of collectives are not matched"] if more > 0 else [])

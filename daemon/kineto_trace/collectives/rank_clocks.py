@@ -168,7 +168,7 @@ def _clock(value: Any, where: str) -> RankClock:
     if isinstance(value, dict):
         unknown = sorted(set(value) - {"offset_ns", "uncertainty_ns"})
         if unknown:
-            raise FileError(f"{where}: unknown key {unknown[0]!r}; there are: offset_ns, uncertainty_ns")
+            raise FileError(f"{where}: unknown key {unknown[0]!r}; known keys: offset_ns, uncertainty_ns")
         offset, uncertainty = value.get("offset_ns", 0), value.get("uncertainty_ns")
     else:
         offset, uncertainty = value, None
@@ -320,7 +320,7 @@ class _Refinement:
             names = format_ranks([self._ranks[place] for place in waiting])
             self._notes.append(
                 f"the clocks of ranks {names} are not refined: they share fewer than {MIN_COLLECTIVES} numbered "
-                f"blocking collectives with rank {self._ranks[self._reference]} or those aligned with it"
+                f"blocking collectives with rank {self._ranks[self._reference]} or with ranks aligned to it"
             )
         return Alignment(tuple(self._clocks), self._reference, tuple(self._notes))
 
@@ -343,12 +343,12 @@ class _Refinement:
         high = min(bounds.high + change + margin, before)
         if low > high and place in self._same_host:
             self._notes.append(
-                f"rank {self._ranks[place]} has the host name of rank {self._ranks[self._reference]}, but another "
-                "clock: their collectives say so"
+                f"rank {self._ranks[place]} has the same host name as rank {self._ranks[self._reference]}, but their "
+                "collectives show that its clock is a different one"
             )
             before, low, high = float("inf"), bounds.low + change - margin, bounds.high + change + margin
         if low > high:
-            self._refuse(place, over, "their collectives contradict the uncertainty of the given offsets")
+            self._refuse(place, over, "their collectives contradict the stated uncertainty of the offsets")
             return
         added = int(min(max(bounds.median + change, low), high))
         uncertainty = int(max(high - added, added - low))
@@ -362,7 +362,7 @@ class _Refinement:
 
     def _refuse(self, place: int, over: int, reason: str) -> None:
         self._notes.append(
-            f"the clock of rank {self._ranks[place]} is not refined by rank {self._ranks[over]}'s: {reason}"
+            f"the clock of rank {self._ranks[place]} is not refined by that of rank {self._ranks[over]}: {reason}"
         )
 
 
@@ -376,7 +376,7 @@ def _bounds(reference: Blocking, other: Blocking) -> _Bounds | str:
     fits = deviation <= max(ODD_SPREADS * spread, ODD_NS)
     odd = len(fits) - int(fits.sum())
     if odd > MAX_ODD_SHARE * len(fits):
-        return f"{odd} of {len(fits)} collectives end at very different times than the rest"
+        return f"the ends of {odd} of {len(fits)} collectives differ far more than those of the rest"
     mine, its = mine[fits], its[fits]
     low = int((reference.start[mine] - other.end[its]).max()) - TIMESTAMP_NS
     high = int((reference.end[mine] - other.start[its]).min()) + TIMESTAMP_NS

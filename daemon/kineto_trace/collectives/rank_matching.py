@@ -59,15 +59,15 @@ from kineto_trace.structure.activity_links import calls, gpu, steps
 
 AlignBy = Literal["auto", "clock", "collectives"]
 _METHODS = {
-    "given": "as they were given",
-    "trace": "by the offsets that were measured",
+    "given": "by the given offsets",
+    "trace": "by the measured offsets",
     "collectives": "refined by collectives",
-    "host": "of its host",
+    "host": "on the same host",
 }
 KERNEL = GPU_TABLES.index("kernel")
 _ON_THE_HOST = re.compile(r"^(?:gloo|mpi):\w")
 NO_COLLECTIVES = (
-    "the traces have no collectives: neither kernels of NCCL or RCCL (activity type kernel) nor operators such as "
+    "the traces have no collectives: neither NCCL or RCCL kernels (activity type kernel) nor operators such as "
     "gloo:all_reduce (activity type cpu_op)"
 )
 
@@ -263,7 +263,7 @@ def _size_notes(descriptions: Sequence[CollectiveDescription], description: Ints
         return []
     return [
         f"{int(unknown[description].sum())} of {len(description)} collectives have no sizes in the traces (arguments "
-        "'In msg nelems' and 'dtype' of their kernels): they have no bandwidths"
+        "'In msg nelems' and 'dtype' of their kernels), so their bandwidths are unknown"
     ]
 
 
@@ -321,26 +321,25 @@ def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: Flags, far
     reference = alignment.reference
     others = [clock for place, clock in enumerate(alignment.clocks) if place != reference]
     if all(clock.method == "host" for clock in others):
-        return [f"all ranks ran on one host: they share a clock, which is exact to {format_duration(TIMESTAMP_NS)}"]
+        return [f"all ranks ran on one host and share its clock, which is exact to {format_duration(TIMESTAMP_NS)}"]
     count = {method: sum(clock.method == method for clock in others) for method in _METHODS}
     parts = [f"{number} {_METHODS[method]}" for method, number in count.items() if number]
-    notes = [f"clocks are compared with that of rank {ranks[reference]}: {'; '.join(parts)}"] if parts else []
+    notes = [f"clocks are aligned to that of rank {ranks[reference]}: {'; '.join(parts)}"] if parts else []
     known = [clock.uncertainty_ns for clock in others if clock.uncertainty_ns is not None]
     if known:
         notes.append(
-            f"where that is known, clocks are within {format_duration(max(known))} of that of rank {ranks[reference]}"
+            f"clocks of known uncertainty are within {format_duration(max(known))} of that of rank {ranks[reference]}"
         )
     if by_ends.any():
         notes.append(
-            f"the clocks are unknown for ranks {format_ranks(_chosen(ranks, by_ends))}: they are aligned by the "
-            f"ends of their collectives (they were up to {format_duration(far_ns)} apart); their uncertainty is unknown"
+            f"the clock offsets of ranks {format_ranks(_chosen(ranks, by_ends))} are unknown: they are aligned by the "
+            f"ends of their collectives (which were up to {format_duration(far_ns)} apart), with unknown uncertainty"
         )
     left = np.array([clock.uncertainty_ns is None for clock in alignment.clocks]) & ~by_ends
     left[reference] = False
     if left.any():
         notes.append(
-            f"the clocks of ranks {format_ranks(_chosen(ranks, left))} are taken as they are: nothing is known "
-            "about them"
+            f"the clocks of ranks {format_ranks(_chosen(ranks, left))} are used as they are: their offsets are unknown"
         )
     return [*notes, *alignment.notes]
 
@@ -486,7 +485,7 @@ def missing_waits(matched: MatchedCollectives, found: Waits) -> list[str]:
         why = "no collective appears on more than one rank"
     else:
         kinds = ", ".join(sorted({description.collective for description in matched.descriptions}))
-        why = f"{shared} collectives appear on several ranks, but none of them makes all ranks meet ({kinds})"
+        why = f"{shared} collectives appear on several ranks, but none of them synchronises all ranks ({kinds})"
     return [f"{why}, so who waits for whom is unknown"]
 
 

@@ -274,7 +274,7 @@ def find(context: Context, annotation: str, instance: Instance, patterns: Sequen
         raise HtaError("no call launches anything")
     same = group([clipped.frame.kind.astype(np.int64), clipped.frame.row])
     if (same.sizes()[same.number[clipped.start_node != NOTHING]] > 1).any():
-        raise HtaError("a kernel of several calls is there several times")
+        raise HtaError("a kernel launched by several calls appears several times")
     added = [_lock_edges(strings, clipped), _stack_edges(strings, clipped), AddedEdges(*gpu_edges(context, clipped))]
     edges = _replaced(
         AddedEdges(*(np.concatenate(column) for column in zip(*added, strict=True))), len(clipped.node_time)
@@ -287,7 +287,7 @@ def find(context: Context, annotation: str, instance: Instance, patterns: Sequen
     weight = np.maximum(edges.weight, 0)
     path = longest(len(clipped.node_time), Edges(edges.first, edges.last, weight))
     if not len(path):
-        raise HtaError("nothing in the window has a place in its graph")
+        raise HtaError("no event in the window is in its graph")
     return HtaPath(clipped, AddedEdges(*(column[path] for column in edges)))
 
 

@@ -260,7 +260,7 @@ def _activity_edges(
     empty &= (last_end < 0) | (time[last_end] < called)
     empty &= (waited < 0) | (time[waited] < called)
     if (clipped.start_node[call[empty]] < 0).any():
-        raise HtaError("a call that launched a kernel has no place in its graph")
+        raise HtaError("a call that launched a kernel is not in its graph")
     delayed = ~empty & (last_end >= 0) & (time[start] - time[last_end] < KERNEL_DELAY_LIMIT_NS)
     delayed &= (waited < 0) | (time[waited] < time[last_end])
     synced = waited >= 0

@@ -153,7 +153,7 @@ def _of_step(context: Context, device: EventsOn, step: int | None) -> tuple[Ints
         numbers = step_numbers(context.trace.strings, np.arange(len(context.trace.strings), dtype=np.int32))
         known = numbers[numbers >= 0]
         if not len(known):
-            raise ViewError("view diff_event_names: HTA compares one step, and the trace has none (ProfilerStep#N)")
+            raise ViewError("view diff_event_names: HTA compares one step, but the trace has none (ProfilerStep#N)")
         step = int(known.min())
     chosen = frame.iteration == step
     if device != "all":
@@ -199,7 +199,7 @@ def _launched(context: Context, op: str) -> LaunchedWork:
 
 @counters_with_operators.variant(Compat.HTA)
 def hta_counters(context: Context) -> Answer:
-    """compat=hta: the figures of get_cupti_counter_data_with_operators: the same without those of the last step."""
+    """compat=hta: the figures of get_cupti_counter_data_with_operators: the same, but without the last step."""
     frame = context.get(hta_frame)
     ranges, calls = (frame.row[frame.kind == KIND[kind]] for kind in ("other", "cuda_runtime"))
     return counter_columns(context, ranges, calls)
@@ -285,12 +285,12 @@ def _check(context: Context, frame: HtaFrame, rows: Ints, track: Ints) -> None:
         origin = context.trace.table(KINDS[kind]).origin
         own = frame.row[rows[frame.kind[rows] == kind]]
         if origin and (origin["present"][own] & np.uint64(TID_TEXT)).any():
-            raise HtaError("the thread of some calls or operators is a text")
+            raise HtaError("some calls or operators have a thread id that is not a number")
     length = np.tile(frame.duration[rows], 2)
     keys = group([np.tile(track, 2), np.concatenate([frame.start[rows], frame.end[rows]])])
     empty, backwards = (np.bincount(keys.number[chosen], minlength=len(keys)) for chosen in (length == 0, length < 0))
     if (empty * backwards).any():
-        raise HtaError("its rounding made events of 0 and of -1 us at one time")
+        raise HtaError("its rounding produced events of 0 and of -1 us at the same time")
 
 
 def _nested(track: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
@@ -538,7 +538,7 @@ def hta_queues(context: Context) -> Queues:
     at = np.minimum(np.searchsorted(keys, of_call), max(len(keys) - 1, 0))
     joined = np.where(keys[at] == of_call, count[at], 1).sum() if len(keys) else len(of_call)
     if joined != len(rows):
-        raise HtaError("several launches have one correlation")
+        raise HtaError("several launches have the same correlation id")
     called = frame.link[events.row[rows]]
     order = np.argsort(called, kind="stable")  # launches are in the order of the calls
     time = np.concatenate([frame.start[called[order]], events.start[rows]])

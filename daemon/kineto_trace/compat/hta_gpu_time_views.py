@@ -114,7 +114,7 @@ def hta_temporal_breakdown(context: Context) -> Answer:
 def hta_comm_comp_overlap(context: Context) -> Answer:
     """compat=hta: the figures of get_comm_comp_overlap.
 
-    Kernel types follow HTA's patterns, which miss ncclDevKernel in the middle of a name and take all names that begin
+    Kernel types follow HTA's patterns, which miss ncclDevKernel in the middle of a name and match all names that begin
     with hip. Without GPU events there is one row with zeros, as in HTA.
     """
     events = context.get(hta_events)
@@ -217,7 +217,7 @@ def hta_idle_breakdown(
     A gap begins at the end of the activity that started before, so it is negative where activities overlap. The first
     activity of a stream counts as "other" without a gap, and categories without activities have no row. The share and
     the statistics have two digits. For MTIA, the events mtia_ccp_events count. (HTA documents the delay in ns, but
-    takes it as us.)
+    interprets it as us.)
     """
     events, order = context.get(hta_events), context.get(hta_frame).order
     parts = sorted(tracks(events, events.stream), key=lambda part: int(part[0]))  # by the streams' first rows
@@ -261,7 +261,7 @@ def hta_kernels_with_annotations(context: Context) -> Answer:
     """compat=hta: the figures of get_gpu_kernels_with_user_annotations.
 
     Every activity gets the shortest annotation of its stream that overlaps it; activities of other streams with exactly
-    the same times get it too. Those of 0 us have none at its edges (with pandas 3, HTA gives them none anywhere). HTA
+    the same times get it too. Those of 0 us get none at its edges (with pandas 3, HTA gives them none at all). HTA
     fails if rounding made an activity end before it starts; here such activities have no annotation. Synchronisations
     count as activities.
     """
@@ -288,7 +288,7 @@ def hta_kernels_with_annotations(context: Context) -> Answer:
     at[order] = frame.name[spans]
     name = np.where((written >= 0) & (frame.duration[rows] >= 0), at[written], NOTHING)
     broken = bool((frame.duration[rows] < 0).any())
-    notes = ["HTA fails on this trace: by its rounding some activities end before they start"] if broken else []
+    notes = ["HTA fails on this trace: its rounding makes some activities end before they start"] if broken else []
     values = {
         "name": texts(context.trace.strings, frame.name[rows]),
         "device": frame.pid[rows],
@@ -372,9 +372,7 @@ def _rows(partials: Sequence[tuple[int, HtaRank]], *, steps: Steps = None, num_c
     if not valid and wanted is None:
         return stragglers.answer([], ["HTA fails here: the traces have no steps (ProfilerStep#N)"])
     if not valid:
-        raise ViewError(
-            f"none of the steps {sorted(wanted or ())} is in the traces as HTA loads them: {sorted(available)}"
-        )
+        raise ViewError(f"none of the steps {sorted(wanted or ())} is among those that HTA loads: {sorted(available)}")
     spans = [
         (part.first[at], part.last[at], part.iterations[at])
         for _, part in partials
@@ -391,8 +389,8 @@ def _rows(partials: Sequence[tuple[int, HtaRank]], *, steps: Steps = None, num_c
         return stragglers.answer(
             [],
             [
-                "HTA finds no stragglers here: it looks for kernels called ncclKernel…, of at least 1 % of an "
-                "iteration, on several ranks"
+                "HTA finds no stragglers here: it looks for kernels called ncclKernel… that take at least 1 % of an "
+                "iteration on several ranks"
             ],
         )
     chosen = max(sorted(spread), key=lambda key: float(np.mean(spread[key])))
@@ -412,7 +410,7 @@ def _rows(partials: Sequence[tuple[int, HtaRank]], *, steps: Steps = None, num_c
         "mean_late_us": [None] * len(ordered),
         "uncertainty_us": [None] * len(ordered),
     }
-    return Answer(values, [f"by the starts of {chosen[1]} on stream {chosen[0]}"])
+    return Answer(values, [f"based on the starts of {chosen[1]} on stream {chosen[0]}"])
 
 
 @stragglers.variant(Compat.HTA, reduce=_rows)

@@ -49,8 +49,8 @@ BACKWARD = -1  # kind of a backward node
 COMPOSITE, BLANK = "CompositeNodes", "Blank"
 ROOT = "0"
 TREE = columns(
-    ("path", "text", "", "path of the node: 0 is the root, 0-2 its child 2; the option path takes it"),
-    ("depth", "int", "", "number of nodes around the node"),
+    ("path", "text", "", "path of the node, for the option path: 0 is the root, 0-2 its child 2"),
+    ("depth", "int", "", "number of nodes above the node"),
     ("name", "text", "", "name of the node in the trace that has it"),
     ("name_baseline", "text", "", "name of the node in the baseline; CompositeNodes: several nodes; Blank: none"),
     ("name_other", "text", "", "name of the node in the other trace"),
@@ -304,7 +304,7 @@ def _tree(partials: Sequence[tuple[int, TreeSide]], *, path: str = ROOT) -> Answ
 
 @view("diff_tree", TREE, reduce=_tree)
 def diff_tree(context: Context) -> TreeSide:
-    """The modules of two traces matched: the node at `path` in the first row, then its children in their order.
+    """The matched modules of two traces: the node at `path` in the first row, then its children in order.
 
     Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as in
     the diff view of the TensorBoard profiler plug-in; everything between them is grouped. Times are sums over all
@@ -327,7 +327,7 @@ def _tree_operators(partials: Sequence[tuple[int, TreeSide]], *, path: str = ROO
 def diff_tree_operators(context: Context) -> TreeSide:
     """The operators inside one node of the view diff_tree in two traces, by name: sums over all steps.
 
-    Those with the largest difference of GPU time, or else of host time, come first.
+    Those with the largest difference in GPU time, or else in host time, come first.
 
     Options:
     - path: the node, as in the column `path` of diff_tree: 0 is the root, 0-2 its child 2.
@@ -338,7 +338,7 @@ def diff_tree_operators(context: Context) -> TreeSide:
 @diff_tree.variant(Compat.PLUGIN)
 @diff_tree_operators.variant(Compat.PLUGIN)
 def plugin_tree_side(context: Context) -> TreeSide:
-    """compat=plugin: the diff view of the TensorBoard profiler plug-in: external ids decide where GPU time counts."""
+    """compat=plugin: the diff view of the TensorBoard profiler plug-in, which assigns GPU time by external ids."""
     return TreeSide(context, context.get(plugin_tree).device_self)
 
 

@@ -414,7 +414,7 @@ def rounded(values: Floats, digits: int) -> Floats:
 
 @kernels.variant(Compat.PLUGIN)
 def plugin_kernels(context: Context) -> Answer:
-    """compat=plugin: the plug-in's list of names decides about tensor cores, and unknown launch figures count as 0.
+    """compat=plugin: the plug-in's list of names decides which kernels use tensor cores; unknown launch figures are 0.
 
     Times are in whole µs, and launch figures have two digits.
     """
@@ -489,7 +489,7 @@ def plugin_gpu_summary(context: Context) -> Answer:
 
 @overview.variant(Compat.PLUGIN)
 def plugin_overview(context: Context) -> Answer:
-    """compat=plugin: the figures are those of these views with compat=plugin."""
+    """compat=plugin: the figures of the underlying views with compat=plugin."""
     gpus, use = context.get(plugin_gpu_figures), context.get(plugin_tensor_use)
     return _rounded_shares(overview_columns(context.get(plugin_breakdown), gpus, use, _NO_STEPS))
 

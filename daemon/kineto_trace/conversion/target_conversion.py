@@ -158,7 +158,7 @@ def launch_warnings(trace: Trace) -> tuple[str, ...]:
         return ()
     declared = [trace.categories[kind] for kind in API_TABLES if kind in trace.categories] or API_TABLES
     # if a vendor declares one type of calls, these were recorded
-    advice = f" (name both {' and '.join(declared)} among the activities)" if len(declared) > 1 else ""
+    advice = f" (record both {' and '.join(declared)})" if len(declared) > 1 else ""
     return (
         f"{without:,} of {len(kernels):,} kernels have no launch in the trace: the calls that launched them were not "
         f"recorded{advice}",

@@ -33,7 +33,7 @@ def cut(trace: Trace, start_ns: int, end_ns: int) -> Trace:
     Raises TraceError if the end is not after the start.
     """
     if end_ns <= start_ns:
-        raise TraceError(f"a stretch of time ends after it begins; {start_ns} to {end_ns} does not")
+        raise TraceError(f"the end of a time span must be after its start, but this one is {start_ns} to {end_ns}")
     tables, _ = apply_window(trace.tables, start_ns, end_ns)
     if "flow" in trace.tables:
         tables["flow"] = trace.table("flow").take(_arrows(trace.table("flow"), start_ns, end_ns))
@@ -62,7 +62,7 @@ def longest(trace: Trace, name: str) -> tuple[int, int]:
     numbers = np.flatnonzero(np.array([text == name for text in trace.strings], np.bool_))
     found = [each for kind in _NAMED for each in _longest_in(trace.table(kind), numbers)]
     if not found:
-        raise TraceError(f"no activity of the trace is called {name!r}")
+        raise TraceError(f"no activity in the trace is called {name!r}")
     return max(found, key=lambda each: each[1] - each[0])
 
 

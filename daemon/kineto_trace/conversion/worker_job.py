@@ -62,7 +62,8 @@ def _answer(line: str) -> dict[str, Any]:
         code = "DISK_FULL" if is_full(exc) else "STORE_IO"
         return {"id": job_id, "ok": False, "reason_code": code, "reason": f"cannot write the trace: {exc}"}
     except MemoryError:
-        return {"id": job_id, "ok": False, "reason_code": "OUT_OF_MEMORY", "reason": "not enough memory to decode"}
+        reason = "not enough memory to decode the trace"
+        return {"id": job_id, "ok": False, "reason_code": "OUT_OF_MEMORY", "reason": reason}
     except Exception as exc:  # noqa: BLE001 - one bad job must not end the worker; the log has the details
         traceback.print_exc()
         reason = f"the decoder failed: {type(exc).__name__}: {exc}"

@@ -20,6 +20,7 @@ from kineto_trace.arrays import codec
 from kineto_trace.arrays.codec import ColumnPlan, Interner, KindPlan
 from kineto_trace.arrays.id_sets import distinct, lookup
 from kineto_trace.base.array_types import AnyArray, Ints, Ints32, UInts64
+from kineto_trace.base.quantities import times
 from kineto_trace.decode import activity_names
 from kineto_trace.decode.cupti_layouts import LAYOUTS, WIDTHS, RecordLayout, VersionLayout
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
@@ -151,8 +152,8 @@ def version_of(source: RawSource) -> int:
     if not isinstance(version, int) or version not in LAYOUTS:
         known = ", ".join(dict.fromkeys(layout.release for layout in LAYOUTS.values()))
         raise UnknownVersionError(
-            f"the target's CUPTI has version {version!r}, whose record layouts are unknown; "
-            f"known are those of CUDA {known}: update kinetod, or use such a CUDA in the target"
+            f"the target's CUPTI has version {version!r}, which this kinetod does not support (it supports CUDA "
+            f"{known}): update kinetod, or use one of these CUDA versions in the target"
         )
     return version
 
@@ -162,7 +163,7 @@ def _check_sizes(source: RawSource, layout: VersionLayout, version: int) -> None
         seen, expected = source.record_bytes.get(known.kind, 0), layout.records[known.layout].size
         if seen and seen != expected:
             raise UnknownLayoutError(
-                f"CUPTI {version} wrote {known.layout} records of {seen} bytes, its headers say {expected}: "
+                f"CUPTI {version} wrote {known.layout} records of {seen} bytes, but its headers say {expected}: "
                 "not decoded, since every value could be wrong; please report this with the output of `kinetoctl host`"
             )
 
@@ -220,9 +221,11 @@ class Buffers:
             read += result.records
             if result.status != codec.OK:
                 undecoded += max(1, chunk.records - result.records)
-                what = "a cut record" if result.status == codec.TORN else f"a record of unknown kind {result.kind}"
+                torn = result.status == codec.TORN
+                what = "a truncated record" if torn else f"a record of unknown kind {result.kind}"
                 stops[what] = stops.get(what, 0) + 1
-        return read, undecoded, [f"{count} buffers could not be read past {what}" for what, count in stops.items()]
+        warnings = [f"{times(count, 'buffer')} could not be read past {what}" for what, count in stops.items()]
+        return read, undecoded, warnings
 
     def rewind(self) -> None:
         """Makes the next read() fill the arrays from their beginning again."""

@@ -68,7 +68,7 @@ _TRACK_COLUMNS = {
     "device": Column("device", "uint32", "device index"),
     "context": Column("context", "uint32", "context id"),
     "stream": Column("stream", "uint32", "stream or queue"),
-    "correlation": Column("correlation", "uint32", "joins calls with the activities that they caused"),
+    "correlation": Column("correlation", "uint32", "links calls to the activities that they caused"),
     "external_id": Column("external_id", "int64", "id of the innermost op or annotation around it; 0: none"),
 }
 _ROWS = {DEVICE_TRACK: ViewerRow.GPU, THREAD_TRACK: ViewerRow.CALL}
@@ -132,7 +132,7 @@ def line_of(pairs: Iterable[Pair], *, nominal_ns: float, free: bool) -> tuple[Cl
         first = ClockLine(reading[:1], unix[:1], np.full(2, nominal_ns))
         return (
             first,
-            f"its clock seems to be {100 * drift:.3g} % off, which is impossible: only its first sample counts",
+            f"it seems to be {100 * drift:.3g} % off, which is impossible: only its first sample is used",
         )
     return ClockLine(reading, unix, rate), ""
 
@@ -428,12 +428,10 @@ def fill_times(found: RecordSet, rows: Rows, clocks: Clocks, window: DecodeWindo
     clock = record.clock or found.schema.clock
     start, known = clocks.to_unix(rows, start[usable], clock)
     end, _ = clocks.to_unix(rows, end[usable], clock)
-    found.lose(
-        int(np.count_nonzero(~known)), f"{kind} with times of the clock {clock}, of which no samples came with them"
-    )
+    found.lose(int(np.count_nonzero(~known)), f"{kind} with times of the clock {clock}, for which there are no samples")
     backwards = int(np.count_nonzero(known & (end < start)))
     if backwards:
-        found.warnings.append(f"{count_text(backwards, kind)} with an end before the start: 0 is their duration")
+        found.warnings.append(f"{count_text(backwards, kind)} with an end before the start: their duration is set to 0")
     end = np.maximum(start, end)
     far = known & _is_far(start, end, window)
     found.lose(int(np.count_nonzero(far)), f"{kind} with times far from the recording")

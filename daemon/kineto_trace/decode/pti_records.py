@@ -84,8 +84,8 @@ def version_of(source: RawSource) -> str:
     version = ".".join(told.split(".")[:2]) if isinstance(told, str) else ""
     if version not in LAYOUTS:
         raise UnknownVersionError(
-            f"the target's PTI has version {told!r}, whose record layouts are unknown; known are those of "
-            f"{', '.join(LAYOUTS)}: update kinetod, or use such an intel-pti in the target"
+            f"the target's PTI has version {told!r}, which this kinetod does not support (it supports "
+            f"{', '.join(LAYOUTS)}): update kinetod, or use one of these intel-pti versions in the target"
         )
     return version
 

@@ -12,6 +12,7 @@ from kineto_trace.arrays import codec
 from kineto_trace.arrays.codec import BufferResult, NativeResult, load
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.array_types import AnyArray, Flags, Ints, UInts8, UInts32
+from kineto_trace.base.quantities import times
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import RawSource
 
@@ -126,7 +127,7 @@ def _by_kind(found: RecordSet, places: Places, sizes: dict[int, int]) -> Iterato
             continue
         fits = chosen & (places.bytes >= record.size)
         cut = int(np.count_nonzero(chosen)) - int(np.count_nonzero(fits))
-        found.lose(cut, f"of kind {kind} with less than the {record.size} bytes of the schema")
+        found.lose(cut, f"of kind {kind} with fewer than the schema's {record.size} bytes")
         yield kind, places.begin[fits]
     if rest.any():
         kinds = unique_values(places.kind[rest]).tolist()
@@ -142,10 +143,10 @@ def _count_stops(found: RecordSet, ends: list[codec.BufferResult]) -> None:
         if end.status != codec.OK:
             most = max(1, (chunk.size - end.consumed) // smallest)
             found.undecoded += min(max(1, chunk.records - end.records), most)
-            what = "a cut record" if end.status == codec.TORN else f"a record of unknown kind {end.kind}"
+            what = "a truncated record" if end.status == codec.TORN else f"a record of unknown kind {end.kind}"
             stops[what] = stops.get(what, 0) + 1
     found.warnings.extend(
-        f"{count} buffers could not be read past {what}" for what, count in list(stops.items())[:_SHOWN]
+        f"{times(count, 'buffer')} could not be read past {what}" for what, count in list(stops.items())[:_SHOWN]
     )
 
 

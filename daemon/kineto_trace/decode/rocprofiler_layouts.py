@@ -99,5 +99,5 @@ def releases_of(version: str) -> str:
     numbers = tuple(int(part) for part in version.split("."))
     if numbers[:2] not in RELEASES:
         known = ", ".join(f"{major}.{minor}" for major, minor in RELEASES)
-        raise ValueError(f"the records of rocprofiler-sdk {version} are unknown; known are those of {known}")
+        raise ValueError(f"the records of rocprofiler-sdk {version} are not supported; supported versions: {known}")
     return RELEASES[numbers[0], numbers[1]]

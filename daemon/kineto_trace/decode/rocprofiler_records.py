@@ -229,8 +229,8 @@ def version_of(source: RawSource) -> int:
     if not isinstance(version, int) or (version // 10000, version // 100 % 100) not in RELEASES:
         known = ", ".join(f"{major}.{minor}" for major, minor in RELEASES)
         raise UnknownRocprofilerError(
-            f"the target's rocprofiler-sdk has version {version!r}, whose records are unknown; "
-            f"known are those of {known}: update kinetod, or use such a ROCm in the target"
+            f"the target's rocprofiler-sdk has version {version!r}, which this kinetod does not support (it supports "
+            f"{known}): update kinetod, or use a ROCm release with one of these versions in the target"
         )
     return version
 
@@ -270,7 +270,7 @@ def _leave_out_unknown_sizes(found: RecordSet, rows: Rows, sizes: tuple[int, ...
         strange = int(size[~known][0])
         found.lose(
             int(np.count_nonzero(~known)),
-            f"of kind {rows.kind} with {strange} bytes by themselves; known are {' and '.join(map(str, sizes))}",
+            f"of kind {rows.kind} that state a size of {strange} bytes instead of {' or '.join(map(str, sizes))}",
         )
         rows.keep(known)
 
@@ -351,13 +351,13 @@ SCHEMA = Schema(
             meaning="Device and host memory that HSA allocates and frees.",
             columns=(
                 Col("bytes", "u64", "bytes allocated; 0 when memory is freed"),
-                Col("address", "u64", "where the memory begins"),
-                Col("device", "u32", "GPU whose memory it is; 4294967295: the host's, or unknown"),
+                Col("address", "u64", "start address of the memory"),
+                Col("device", "u32", "GPU that the memory is on; 4294967295: the host, or unknown"),
             ),
         ),
         "rocm_scratch": Activity(
             track=DEVICE_TRACK,
-            meaning="Scratch memory of a queue, in which kernels spill registers.",
+            meaning="Scratch memory of a queue, into which kernels spill registers.",
             columns=(
                 Col("bytes", "u64", "bytes allocated"),
                 Col("flags", "u32", "rocprofiler_scratch_alloc_flag_t: 1 for one dispatch only, 2 alternating"),

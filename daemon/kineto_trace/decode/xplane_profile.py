@@ -26,6 +26,7 @@ import numpy as np
 from kineto_agent.protocol.records import SCOPE_USER, XPLANE_FORMAT
 
 from kineto_trace.base.array_types import AnyArray
+from kineto_trace.base.quantities import times
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.hlo_modules import HloArguments, parts
 from kineto_trace.decode.xspace import Damaged, Event, Plane, ProfileLine, Value, planes
@@ -138,11 +139,12 @@ class Profiles:
             tables = {kind: table for kind, table in tables.items() if kind not in unwanted}
         warnings = []
         if damaged:
-            warnings.append(f"{damaged} of XLA's profiles are truncated or damaged")
+            warnings.append(f"{times(damaged, 'XLA profile is', 'XLA profiles are')} truncated or damaged")
         if self._undated:
-            warnings.append(f"when {self._undated} of XLA's profiles began is not known: their times count from there")
+            undated = times(self._undated, "XLA profile")
+            warnings.append(f"{undated} without a known start: the times in it are relative to its start")
         if self._arguments.full:
-            warnings.append("some HLO operations have no arguments: there are too many different ones")
+            warnings.append("some HLO operations have no arguments: there are too many different arguments")
         return Decoded(
             tables=tables,
             records=sum(map(len, tables.values())),

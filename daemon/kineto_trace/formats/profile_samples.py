@@ -69,22 +69,22 @@ ATTRIBUTES: Mapping[str, str] = {
     SERVICE_NAME: "label `service.name` of the capture, else OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES of the "
     "process, else its script or program",
     "host.name": "the host",
-    "process.pid": "as the process itself sees it",
+    "process.pid": "pid as the process itself sees it",
     "process.executable.name": "its program",
     "process.runtime.version": "its Python version",
-    "container.id": "by its control group",
-    "k8s.pod.uid": "likewise",
-    "k8s.pod.name": "what Kubernetes calls it",
-    "k8s.namespace.name": "likewise",
-    "k8s.container.name": "likewise",
+    "container.id": "container of the process, by its control group",
+    "k8s.pod.uid": "pod of the process, by its control group",
+    "k8s.pod.name": "name of the pod in Kubernetes",
+    "k8s.namespace.name": "namespace of the pod",
+    "k8s.container.name": "name of the container in Kubernetes",
     "kineto.capture.id": "the capture",
     "kineto.job.id": "the batch job, such as Slurm's",
     "kineto.rank": "rank of the process in its job",
     "kineto.world_size": "number of ranks",
     "kineto.framework": 'such as "torch 2.13.0"',
-    "kineto.gpu.ids": "numbers of the GPUs that did work, as the process sees them",
+    "kineto.gpu.ids": "indexes of the GPUs that did work, as the process sees them",
     "kineto.gpu.models": "names of these GPUs, each once",
-    f"{LABEL_PREFIX}NAME": f"each label of the capture; `{TRACE_PARENT}`: what the request for it was part of",
+    f"{LABEL_PREFIX}NAME": f"each label of the capture; `{TRACE_PARENT}`: the trace context of the request for it",
 }
 
 
@@ -116,10 +116,10 @@ SAMPLE_TYPES: Mapping[SampleType, str] = {
     CPU: "time in samples whose thread ran, or was ready to run",
     GIL_WAIT: "time in samples whose thread waited for the GIL",
     IDLE_TIME: "time in samples whose thread was off the CPU for any other reason",
-    WALL: "time in samples that do not tell the state of their thread; only where there are such",
+    WALL: "time in samples without a known thread state; present only if there are any",
     HOST_TIME: "self time of operators, annotations and Python frames",
     GPU_ACTIVITIES: "kernels, copies and fills",
-    GPU_TIME: "time of kernels, copies and fills; of overlapping ones the sum",
+    GPU_TIME: "time of kernels, copies and fills, added up where they overlap",
 }
 _BY_STATE = {RUNNING: CPU, WAITING: GIL_WAIT, IDLE: IDLE_TIME, UNKNOWN: WALL}
 

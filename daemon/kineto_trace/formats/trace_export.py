@@ -65,7 +65,7 @@ def format_of(path: Path) -> str:
         if entry.suffix and path.name.endswith(entry.suffix):
             return entry.name
     suffixes = ", ".join(entry.suffix for entry in FORMATS.values() if entry.suffix)
-    raise FormatError(f"{path.name} has no known trace suffix ({suffixes}); name the format")
+    raise FormatError(f"{path.name} has no known trace suffix ({suffixes}); specify the format")
 
 
 def _chrome(sink_type: type[TextSink], trace: Trace, path: Path) -> Exported:
@@ -127,7 +127,7 @@ FORMATS: Mapping[str, TraceFormat] = {
             "Chrome trace, compressed: Perfetto, HTA, the TensorBoard plug-in",
             partial(_chrome, GzipSink),
         ),
-        TraceFormat("chrome-json", ".json", "the same as plain text", partial(_chrome, TextSink)),
+        TraceFormat("chrome-json", ".json", "Chrome trace, uncompressed", partial(_chrome, TextSink)),
         TraceFormat(
             "perfetto", ".pftrace", "Perfetto's native format: flows, counters, overlapping kernels", _perfetto
         ),
@@ -153,8 +153,8 @@ FORMATS: Mapping[str, TraceFormat] = {
         TraceFormat(
             "pprof", ".pb.gz", "pprof: CPU samples, host time and GPU time by stack", partial(_profile, pprof_file)
         ),
-        TraceFormat("otlp", ".otlp", "the same as OpenTelemetry profiles (ProfilesData)", partial(_profile, _otlp)),
-        TraceFormat("store", "", "folder of typed Parquet columns, which this library opens fastest", _store),
+        TraceFormat("otlp", ".otlp", "OpenTelemetry profiles: the same data as pprof", partial(_profile, _otlp)),
+        TraceFormat("store", "", "folder of typed Parquet columns: opens fastest in this library", _store),
     )
 }
 

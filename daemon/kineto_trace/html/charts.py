@@ -165,7 +165,7 @@ def difference_bars(pairs: Sequence[Pair], unit: str) -> Markup:
     rows, drawn = [], set()
     for pair in pairs:
         delta = pair.delta
-        text = "not known" if delta is None else f"{'+' if delta > 0 else ''}{figure(delta)} {unit}"
+        text = "unknown" if delta is None else f"{'+' if delta > 0 else ''}{figure(delta)} {unit}"
         text += ", within noise" if pair.noise else ""
         piece, width = Markup(""), abs(delta or 0.0) * across
         if delta is not None and width >= LEAST_WIDTH:
@@ -174,7 +174,7 @@ def difference_bars(pairs: Sequence[Pair], unit: str) -> Markup:
             piece = _CHANGE.format(_place(left), _place(width), kind, f"{_line(pair.label)}: {text}")
             drawn.add(kind)
         rows.append(_pair_row(pair, piece + zero, text))
-    told = ((MORE, "more than in the baseline"), (LESS, "less"), (HOLLOW, "within the noise"))
+    told = ((MORE, "more than in the baseline"), (LESS, "less"), (HOLLOW, "within noise"))
     keys = Markup("").join(_KEY.format(kind, said) for kind, said in told if kind in drawn)
     return _keys(keys) + _rows(rows, f"Chart of differences in {unit}", linked=any(pair.href for pair in pairs))
 
@@ -201,7 +201,7 @@ def boxes(labels: Sequence[str], spread: Sequence[Box], unit: str) -> Markup:
     for label, box in zip(labels, spread, strict=True):
         least, lower, median, upper, top = (100 * max(value, 0.0) / most for value in box)
         title = (
-            f"{_line(label)}: median {figure(box.median)} {unit}, half of them {figure(box.lower)} to "
+            f"{_line(label)}: median {figure(box.median)} {unit}, middle half {figure(box.lower)} to "
             f"{figure(box.upper)}, all {figure(box.least)} to {figure(box.most)}"
         )
         pieces = (
@@ -290,7 +290,7 @@ def point_field(points: Sequence[FieldPoint], across: str, up: str) -> Markup:
             (Markup('<text x="{}%" y="14">{}</text>'), False),
         )
     )
-    caption = f"{up} (upwards) by {across}, % of peak; areas: share of the time"
+    caption = f"{up} (upwards) against {across}, % of peak; area: share of the time"
     keys = Markup("").join(_KEY.format(f"series-{place % SERIES}", kind) for place, kind in enumerate(kinds))
     field = Markup(
         '<div class="chart-plot points" role="img" aria-label="Chart of {}"><div class="unit">{}</div>'

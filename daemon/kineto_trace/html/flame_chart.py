@@ -72,7 +72,7 @@ class FrameTexts:
         """Returns the frame's name, its total and own value, its share, and its difference from the baseline."""
         said = [f"{self.amount(node.total)}, {share(node.total, self.whole)}"]
         if node.children or node.own != node.total:
-            said.append(f"itself {self.amount(node.own)}")
+            said.append(f"self {self.amount(node.own)}")
         if node.kind is FlameKind.OTHERS:
             said.append(f"{times(node.frames, 'frame')} too narrow to draw")
         if node.base_total is not None:

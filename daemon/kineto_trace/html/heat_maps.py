@@ -123,7 +123,7 @@ def _level(value: float, low: float, high: float) -> int | str:
 
 
 def _said(value: float, text: Callable[[float], str]) -> str:
-    return text(value) if np.isfinite(value) else "not known"
+    return text(value) if np.isfinite(value) else "unknown"
 
 
 def _legend(low: float, high: float, text: Callable[[float], str]) -> Markup:
@@ -143,9 +143,7 @@ def _binning(row_bins: Sequence[Span], column_bins: Sequence[Span], rows: Axis, 
     ]
     if not sizes:
         return Markup("")
-    return Markup('<p class="note">Each cell stands for {}, and shows the largest value of them.</p>').format(
-        " and ".join(sizes)
-    )
+    return Markup('<p class="note">Each cell covers {}, and shows their largest value.</p>').format(" and ".join(sizes))
 
 
 def block_map(blocks: Sequence[Block], summary: str) -> Markup:
@@ -157,7 +155,7 @@ def block_map(blocks: Sequence[Block], summary: str) -> Markup:
     own = [block for block in blocks if block.size * scale >= LEAST_WIDTH]
     small = [block for block in blocks if block.size * scale < LEAST_WIDTH]
     if small:
-        own.append(Block(sum(block.size for block in small), SERIES - 1, f"{len(small):,} blocks too small to be seen"))
+        own.append(Block(sum(block.size for block in small), SERIES - 1, f"{len(small):,} blocks too small to draw"))
     bars, at = Markup(""), 0.0
     for block in own:
         end = at + block.size * scale

@@ -84,7 +84,7 @@ def segment_map(snapshot: MemorySnapshot, segments: Sequence[SnapshotSegment], l
 
 
 def _more(rest: Sequence[SnapshotSegment]) -> Markup:
-    return Markup('<p class="note">{} not drawn, of {} together.</p>').format(
+    return Markup('<p class="note">{} not drawn ({} in total).</p>').format(
         times(len(rest), "smaller segment is", "smaller segments are"),
         format_size(sum(segment.size for segment in rest)),
     )
@@ -134,9 +134,7 @@ def _pieces(segment: SnapshotSegment, least: float) -> Iterator[_Piece]:
 
 def _title(snapshot: MemorySnapshot, piece: _Piece) -> str:
     if piece.blocks > 1:
-        return (
-            f"{piece.blocks} blocks of {format_size(piece.size)} together; the largest is {_NAMES[piece.first.state]}"
-        )
+        return f"{piece.blocks} blocks, {format_size(piece.size)} in total; the largest is {_NAMES[piece.first.state]}"
     block = piece.first
     text = f"{format_size(block.size)} {_NAMES[block.state]}"
     place = None if block.state == INACTIVE else place_of(snapshot, block.stack)

@@ -101,9 +101,9 @@ def _curve(result: ResultData, shape: Curve, _: int) -> Markup:
         drawn = lines(times[order].tolist(), series, unit=unit, time_unit="ms", top=top)
         charts += Markup('<p class="chart-title">{}</p>').format(label) + drawn if drawn else ""
     if len(places) > MAX_CHARTS:
-        charts += Markup(
-            '<p class="note">These are the first {} of {} charts. The view {} has the values of all.</p>'
-        ).format(MAX_CHARTS, len(places), result.view)
+        charts += Markup('<p class="note">These are the first {} of {} charts. The view {} has all values.</p>').format(
+            MAX_CHARTS, len(places), result.view
+        )
     return charts
 
 

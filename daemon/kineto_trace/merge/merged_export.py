@@ -104,7 +104,7 @@ def number(facts: RankTraceFacts, place: int, numbers: Numbers) -> Renumbered:
     """Returns the new numbers of a rank's processes and threads. place: the rank's place in the merge, from 0 on."""
     first = (place + 1) * numbers.pids
     if first + numbers.pids >= 1 << 31:
-        raise FileError(f"{place + 1} ranks with {numbers.pids} processes each are more than fit into one file")
+        raise FileError(f"{place + 1} ranks with {numbers.pids} processes each do not fit into one file")
     tids = {}
     for tid in facts.tids:
         if tid in numbers.tids or tid > MAX_TID:
@@ -345,7 +345,7 @@ def merge_traces(
     """
     name = format_name or format_of(path)
     if name not in FORMATS:
-        raise FormatError(f"traces of several ranks cannot be merged as {name!r}; they can as: {', '.join(FORMATS)}")
+        raise FormatError(f"traces of several ranks cannot be merged as {name!r}; supported: {', '.join(FORMATS)}")
     facts = _facts(sources, ranks, refine=refine)
     merge = plan(facts, clocks=clocks or {}, refine=refine, name=path.name)
     with atomic_file(path) as file:
@@ -411,11 +411,13 @@ def _check(facts: Sequence[RankTraceFacts], clocks: Mapping[int, RankClock]) -> 
     places: dict[int, Path] = {}
     for fact in facts:
         if fact.rank in places:
-            raise FileError(f"rank {fact.rank} is in two traces, {places[fact.rank]} and {fact.source.path}: name one")
+            raise FileError(
+                f"rank {fact.rank} is in two traces, {places[fact.rank]} and {fact.source.path}: use only one"
+            )
         places[fact.rank] = fact.source.path
     unknown = sorted(set(clocks) - set(places))
     if unknown:
-        raise FileError(f"there is an offset for rank {unknown[0]}, but no trace of it")
+        raise FileError(f"there is an offset for rank {unknown[0]}, but no trace")
     based = [fact for fact in facts if fact.base_ns]
     absolute = [fact for fact in facts if fact.window_ns[0] >= EARLIEST_UNIX_NS]
     if len(absolute) not in (0, len(facts)) and len(based) not in (0, len(facts)):

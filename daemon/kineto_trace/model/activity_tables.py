@@ -109,8 +109,8 @@ OP = (
     Column("thread", "uint32", "system thread id"),
     Column("id", "int64", "id of this op, counted from 1; unique in the trace across both tables of ops"),
     Column("sequence", "int64", "autograd's sequence number; -1: none"),
-    Column("torch_thread", "uint32", "torch's own number of the thread; 0: unknown"),
-    Column("forward_thread", "uint32", "backward ops: torch's number of the forward op's thread; 0: none"),
+    Column("torch_thread", "uint32", "torch's own thread number; 0: unknown"),
+    Column("forward_thread", "uint32", "backward ops: torch's thread number of the forward op; 0: none"),
     Column("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
     Column("finished", "uint8", "0: it was still running when the recording ended"),
     Column("inputs", "int32", "its inputs as Kineto's JSON arguments; -1: not recorded", text=True),
@@ -260,7 +260,7 @@ TABLES = (
             Column("copy_kind", "uint8", "CUPTI's: 1 HtoD, 2 DtoH, 8 DtoD, 10 PtoP, …"),
             Column("src_kind", "uint8", "memory: 1 pageable, 2 pinned, 3 device, …"),
             Column("dst_kind", "uint8", "memory: the same numbers"),
-            Column("peer", "uint8", "1: between two devices, and the four columns below hold"),
+            Column("peer", "uint8", "1: between two devices; the four columns below apply"),
             Column("src_device", "uint32", "device index"),
             Column("src_context", "uint32", "context id"),
             Column("dst_device", "uint32", "device index"),
@@ -357,7 +357,7 @@ TABLES = (
         meaning="The tensors among the operators' inputs. This table has no times.",
         columns=(
             Column("op", "int64", "id of the op whose input it is"),
-            Column("position", "uint32", "among the tensors of the op's inputs, from 0"),
+            Column("position", "uint32", "its position among the tensors of the op's inputs, from 0"),
             Column("impl", "uint64", "address of the TensorImpl"),
             Column("storage", "uint64", "address of the storage's data; 0: none"),
         ),
@@ -367,8 +367,8 @@ TABLES = (
         row=ViewerRow.NONE,
         meaning="The nodes of the CUDA graphs whose capture the agent saw, before or during the trace. No times.",
         columns=(
-            Column("graph", "int32", "number of the captured graph, from 0 on; not CUPTI's id"),
-            Column("node", "int32", "number of the node in its graph, in the order of the capture, from 0 on"),
+            Column("graph", "int32", "number of the captured graph, from 0; not CUPTI's id"),
+            Column("node", "int32", "number of the node in its graph, in the order of the capture, from 0"),
             Column("type", "int32", "CUgraphNodeType: 0 kernel, 1 copy, 2 fill, others"),
             Column("name", "int32", "name of the kernel; -1: none", text=True),
             Column("grid_x", "int32", "blocks; 0: not a kernel"),
@@ -450,7 +450,7 @@ TABLES = (
     ActivityTable(
         name="flow",
         row=ViewerRow.FILE,
-        meaning="Ends of arrows between events, of traces read from files.",
+        meaning="Ends of the arrows between events, in traces read from files.",
         columns=(
             *TIMED,
             Column("thread", "uint32", "system thread id of this end; GPU rows: number of the stream"),
@@ -463,7 +463,7 @@ TABLES = (
     ActivityTable(
         name="other",
         row=ViewerRow.FILE,
-        meaning="Events of files that no other table holds: metadata, counters, instants, foreign categories.",
+        meaning="Events of trace files that fit no other table: metadata, counters, instants, foreign categories.",
         columns=(
             *TIMED,
             Column("thread", "uint32", "thread as in the table flow"),
@@ -489,14 +489,16 @@ TABLES = (
     ActivityTable(
         name="counter",
         row=ViewerRow.COUNTER,
-        meaning="Samples of hardware counters. A value is that of the whole GPU, over the time of its sample.",
+        meaning="Samples of hardware counters. A value covers the whole GPU, over the time of its sample.",
         columns=(
             *TIMED[:2],
-            Column("name", "int32", "what is measured, in the same words for every vendor: DRAM", text=True),
+            Column("name", "int32", "what is measured, in the same words for every vendor, such as DRAM", text=True),
             Column("device", "uint32", "device index as the process sees it"),
             Column("metric", "int32", "the vendor's name of what is measured; -1: unknown", text=True),
             Column("unit", "int32", "%, B/s, Hz, W or the vendor's word; -1: none", text=True),
-            Column("value", "float64", "mean over the sample, as precise as a float32; NaN: the sample has none"),
+            Column(
+                "value", "float64", "mean over the sample, with the precision of a float32; NaN: the sample has none"
+            ),
         ),
         arguments=(Arg("", "value", F64, NAN_BITS),),
         categories=("*,hardware_counter", "*,hardware_counter_none"),  # formats/counter_series.py
@@ -528,7 +530,7 @@ TABLES = (
             Column("callees", "int32", "its self samples at calls by line, callee, state; -1: unknown", text=True),
             Column("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
             Column("call_line", "int32", "line of the caller at which it was called; 0: unknown"),
-            Column("idle_sleep", "int32", "idle samples in which the thread slept for a time"),
+            Column("idle_sleep", "int32", "idle samples in which the thread was sleeping"),
             Column("idle_lock", "int32", "idle samples in which it waited for a lock, a condition or a semaphore"),
             Column("idle_poll", "int32", "idle samples in which it waited for a socket, a pipe or another event"),
             Column("idle_io", "int32", "idle samples in which it waited in a read or write"),
@@ -636,8 +638,8 @@ def declared_to_json(table: ActivityTable) -> dict[str, Any]:
 
 def declared_from_json(name: str, value: Any) -> ActivityTable:
     """Returns the checked table of this name from the output of declared_to_json. Raises ValueError."""
-    _need(OWN_NAME.fullmatch(name) is not None, f"{name!r:.80} is not a name of an activity type")
-    _need(isinstance(value, Mapping), "it is no object")
+    _need(OWN_NAME.fullmatch(name) is not None, f"{name!r:.80} is not a valid name of an activity type")
+    _need(isinstance(value, Mapping), "it is not an object")
     row = {row.name: row for row in OWN_ROWS}.get(value.get("row"))
     _need(row is not None and _is_meaning(value.get("meaning")), "row or meaning")
     entries = value.get("columns")

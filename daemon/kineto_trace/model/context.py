@@ -55,7 +55,7 @@ def with_possible_times(trace: Trace) -> Trace:
     if not count:
         return trace
     whose = "1 event has a negative duration" if count == 1 else f"{count} events have negative durations"
-    notes = (*trace.notes, f"{whose}: 0 is taken")
+    notes = (*trace.notes, f"{whose}: counted as 0")
     return replace(trace, tables=tables, notes=notes, window_end_ns=_possible_end(trace))
 
 

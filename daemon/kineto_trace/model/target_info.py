@@ -191,7 +191,7 @@ def base_ns(head: Mapping[str, str], notes: list[str]) -> int:
     if isinstance(base, float) and base.is_integer():
         base = int(base)
     if isinstance(base, bool) or not isinstance(base, int) or not 0 <= base < MAX_BASE_NS:
-        notes.append(f"baseTimeNanoseconds is {str(base)[:40]}: times are as the events have them")
+        notes.append(f"baseTimeNanoseconds is {str(base)[:40]}, so it is ignored: times are those in the events")
         return 0
     return base
 

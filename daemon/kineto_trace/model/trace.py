@@ -47,15 +47,15 @@ HOST_TABLES = tables_on(ViewerRow.CALL, ViewerRow.OPERATOR, ViewerRow.MEMORY, Vi
 # Columns of every table of a trace that was read from a Chrome trace. model/activity_tables.py states which arguments
 # of each kind have a column (in the schema, otherwise here) and which bit of `present` belongs to each.
 ORIGIN_COLUMNS = (
-    Column("pid", "int64", "as in the file; a text: TEXT_ID less its number in Trace.strings"),
-    Column("tid", "int64", "as in the file; texts as in pid"),
+    Column("pid", "int64", "as in the file; strings: TEXT_ID minus their number in Trace.strings"),
+    Column("tid", "int64", "as in the file; strings as in pid"),
     Column("category", "int32", "the category as the file spells it; -1: none", text=True),
-    Column("present", "uint64", "bit n: the row had the n-th member of its kind, and its column has the very value"),
+    Column(
+        "present", "uint64", "bit n: the row had the n-th member of its kind, and its column has exactly that value"
+    ),
     Column("args", "int32", "its other arguments as JSON members; -1: none", text=True),
     Column("members", "int32", "its members other than the arguments, as JSON members; -1: none", text=True),
-    Column(
-        "place", "uint32", "number of the event in the file, from 0 on: HTA's figures need the order over all tables"
-    ),
+    Column("place", "uint32", "number of the event in the file, from 0: HTA's figures need the order over all tables"),
 )
 TRUNCATED = "the file is truncated in"  # what the note begins with on a file that ends before its last activity
 TEXT_ID = -(2**62)
@@ -118,7 +118,7 @@ class Table:
     def __post_init__(self) -> None:
         schema = self.schema
         if list(self.columns) != [column.name for column in schema]:
-            raise ValueError(f"{self.kind}: columns {list(self.columns)} do not follow the schema")
+            raise ValueError(f"{self.kind}: columns {list(self.columns)} do not match the schema")
         if isinstance(self.columns, LazyColumns):
             return  # their readers check them
         for column in schema:
@@ -284,7 +284,7 @@ def trace_html(trace: Trace) -> str:
         ("window", _window_text(trace)),
         ("steps", _step_text(trace)),
         ("activities", _kind_text(_counts(trace))),
-        ("to go on", 'kineto_trace.run_view("findings", trace) says where the time goes'),
+        ("next step", 'kineto_trace.run_view("findings", trace) shows where the time goes'),
     ]
     notes = trace.remarks
     left = len(notes) - MAX_NOTES

@@ -159,7 +159,7 @@ def load_target(target_dir: Path) -> LoadedTarget:
     )
     coverage = [found for source, kinds in parts.sources if (found := _coverage(source, kinds, start, end))]
     parts.warnings.extend(
-        f"{note}; shares leave that time out" for each in coverage if (note := coverage_note(each, start, end))
+        f"{note}; shares exclude that time" for each in coverage if (note := coverage_note(each, start, end))
     )
     tables = with_hlo(drop_trailing_requests(parts.tables), parts.hlo_modules, parts.strings)
     tables, outside = apply_window(tables, start, end)
@@ -217,7 +217,7 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
     if source.format == raw_records.FORMAT:
         return  # a file beside the trace
     if source.torn:
-        parts.warnings.append(f"{source.source}: the last data was truncated when the daemon ended")
+        parts.warnings.append(f"{source.source}: the last data is truncated because the daemon ended")
     found = _decode(source, target, parts)
     kinds = tuple(found.tables) if source.format in _DECLARED else FILLS.get(source.format, ())
     if source.metadata.get("accelerator"):  # torch's profiler recorded it beside the operators
@@ -239,7 +239,7 @@ def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> Decoded:
     """Adds the data of one source, and returns it."""
     decode = DECODERS.get(source.format)
     if decode is None:
-        parts.warnings.append(f"{source.source}: records of the unknown format {source.format!r} are left out")
+        parts.warnings.append(f"{source.source}: records in the unknown format {source.format!r} are left out")
         return Decoded(tables={}, records=0, undecoded=source.records)
     found = decode(source, parts.strings, DecodeWindow(target.window_start_ns, target.window_end_ns))
     _add_tables(parts, found.tables, source.source)
@@ -263,7 +263,7 @@ def _add_tables(parts: _Parts, tables: Mapping[str, Table], whose: str) -> None:
         before = parts.tables.get(kind)
         if before is not None and before.declared != table.declared:
             parts.warnings.append(
-                f"{whose}: {len(table)} rows of {kind}, which another source declares otherwise, are left out"
+                f"{whose}: {len(table)} rows of {kind} are left out: another source declares its columns differently"
             )
             continue
         for name in ("op", "id"):
@@ -297,7 +297,7 @@ def load_kineto_target(target_dir: Path) -> LoadedTarget:
     try:
         with path.open("rb", buffering=0) as file:
             if file.read(1) not in _PLAIN:
-                raise DamagedError(f"{_WHAT} does not begin as libkineto's files do")
+                raise DamagedError(f"{_WHAT} does not begin like a libkineto trace")
         trace = load_chrome(path, name=_WHAT, whole=True)
     except FileError as exc:
         raise DamagedError(str(exc)) from exc
@@ -366,7 +366,7 @@ def counter_rows(
         files.append((device, samples))
     table = counter_table(files, strings, *window_ns) if files else None
     if (together := samples_per_row(files, *window_ns)) > 1:
-        warnings.append(f"hardware counters: there are so many samples that {together} neighbours are one, their mean")
+        warnings.append(f"hardware counters: too many samples to keep all, so each value is the mean of {together}")
     return FoundCounters(table, tuple(dict.fromkeys(warnings)), gpus.notes)
 
 
@@ -412,5 +412,5 @@ def _why_unknown(uuid: str, devices: Sequence[Mapping[str, Any]], gpus: TargetGp
     if any(uuid.startswith(_MIG) for uuid in uuids):
         return "the process uses a MIG instance, which has no counters of its own"
     if uuids or _is_elsewhere(gpus.addresses.get(uuid, ""), devices):
-        return "it is none of the devices that the process sees"
-    return "the trace does not say which of its devices that is, and the process uses several GPUs"
+        return "it is not one of the devices that the process sees"
+    return "the process uses several GPUs, and the trace does not say which of them this is"

@@ -119,9 +119,7 @@ def _of_fleet(url: str, captures: Mapping[str, Manifest], fleet: str) -> Mapping
             raise FileError(f"{url}: no capture has the label {FLEET_LABEL}={fleet}; labels found: {shown or 'none'}")
         return chosen
     if len(known) > 1:
-        raise FileError(
-            f"{url} has the captures of {len(known)} fleets; choose one with --fleet or a pattern ({shown})"
-        )
+        raise FileError(f"{url} holds captures of {len(known)} fleets; choose one with --fleet or a pattern ({shown})")
     return captures
 
 
@@ -284,7 +282,7 @@ class _Fetcher:
         if file is None:
             raise FileError(f"{self._trace.url}: {name} is missing")
         if name and not is_below(name):  # names come from anybody who may write to the store
-            raise FileError(f"{self._trace.url}: {name!r:.80} is not a valid name of a file in it")
+            raise FileError(f"{self._trace.url}: {name!r:.80} is not a valid file name")
         path = self._folder / (name or PurePosixPath(self._trace.url).name)
         if path.exists():
             return path
@@ -306,7 +304,9 @@ class _Fetcher:
         digest = hashlib.sha256()
         free = shutil.disk_usage(self._folder).free
         if free < file.size_bytes:
-            raise FileError(f"{self._trace.url}: {file.name} has {file.size_bytes} bytes, {free} are free for it here")
+            raise FileError(
+                f"{self._trace.url}: {file.name} has {file.size_bytes} bytes, but only {free} bytes are free here"
+            )
         with part.open("wb") as out:
             for begin in range(0, file.size_bytes, PIECE_BYTES):
                 end = min(begin + PIECE_BYTES, file.size_bytes)

@@ -49,8 +49,8 @@ def chosen_captures(sources: Sequence[Source], captures: str = LATEST) -> list[S
     """Returns each process with one of its captures: "latest", the one of this id, or "all". Raises FileError."""
     known = sorted({source.capture for source in sources if source.capture})
     if captures not in (LATEST, ALL, *known):
-        listed = ", ".join(known[-_MAX_LISTED:]) or "none of these traces says its capture"
-        raise FileError(f"there is no capture {captures}; expected {LATEST}, {ALL}, or one of: {listed}")
+        listed = ", or one of: " + ", ".join(known[-_MAX_LISTED:]) if known else " (these traces name no captures)"
+        raise FileError(f"there is no capture {captures}; expected {LATEST}, {ALL}{listed}")
     if captures == ALL:
         return list(sources)
     if captures != LATEST:
@@ -150,7 +150,7 @@ def rank_notes(sources: Sequence[Source]) -> list[str]:
         same = [source for source in sources if source.rank == rank]
         if len(same) > 1:
             names = ", ".join(source.place for source in same)
-            notes.append(f"rank {rank} is in {len(same)} traces, and all of them count: {names}")
+            notes.append(f"rank {rank} has {len(same)} traces, and all of them are counted: {names}")
     return notes
 
 

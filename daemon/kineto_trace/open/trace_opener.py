@@ -44,14 +44,14 @@ _OTHERS = (
     (0, b"\x28\xb5\x2f\xfd", "compressed with zstd", "unpack it, or compress it with gzip"),
     (0, b"\xfd7zXZ\0", "compressed with xz", "unpack it, or compress it with gzip"),
     (0, b"BZh", "compressed with bzip2", "unpack it, or compress it with gzip"),
-    (0, b"PAR1", "a single Parquet file", "name the folder in which trace.json lies"),
+    (0, b"PAR1", "a single Parquet file", "name the folder that contains trace.json"),
     (0, b"ARROW1", "an Arrow file", "stored traces are folders of columns"),
     (0, b"\x7fELF", "a program", "name the trace that it wrote"),
     (0, b"\xff\xfe", "text in UTF-16", "convert it to UTF-8"),
     (0, b"\xfe\xff", "text in UTF-16", "convert it to UTF-8"),
-    (0, b"\x80\x02", "a pickle", "if it is a memory snapshot, give snapshots only (report, web)"),
-    (0, b"\x80\x04", "a pickle", "if it is a memory snapshot, give snapshots only (report, web)"),
-    (0, b"\x80\x05", "a pickle", "if it is a memory snapshot, give snapshots only (report, web)"),
+    (0, b"\x80\x02", "a pickle", "if it is a memory snapshot, pass only snapshots to report or web"),
+    (0, b"\x80\x04", "a pickle", "if it is a memory snapshot, pass only snapshots to report or web"),
+    (0, b"\x80\x05", "a pickle", "if it is a memory snapshot, pass only snapshots to report or web"),
     (0, b"<", "HTML or XML", "name the trace itself"),
 )
 _GZIP = b"\x1f\x8b"
@@ -66,7 +66,7 @@ class Form(Enum):
     TARGET = "target of the daemon"
     CHROME = "Chrome trace"
     PERFETTO = "Perfetto trace"
-    XPLANE = "profile of XLA"
+    XPLANE = "XLA profile"
 
 
 def open_trace(path: str | PathLike[str]) -> Trace:
@@ -111,7 +111,7 @@ def detect(path: Path) -> Form:
     except OSError as exc:
         raise _unreadable(path, exc) from exc
     if not packed:
-        raise FileError(f"{path} is empty: the profiler that wrote it has not finished, or its disk was full")
+        raise FileError(f"{path} is empty: the profiler that wrote it has not finished, or the disk was full")
     head = unpacked_head(path, packed)
     form = _form_of(head)
     if form is not None:
@@ -121,7 +121,7 @@ def detect(path: Path) -> Form:
             raise FileError(f"{path} is {what}, not a trace: {advice}")
     raise FileError(
         f"{path} is not a trace: it begins with {head[:16]!r}; "
-        "supported are Chrome traces (.json, .json.gz), Perfetto traces, profiles of XLA (.xplane.pb) and folders of "
+        "supported formats: Chrome traces (.json, .json.gz), Perfetto traces, XLA profiles (.xplane.pb) and folders of "
         "columns"
     )
 
@@ -207,7 +207,7 @@ def load_xplane(path: Path) -> Trace:
         damaged = 1
     decoded = profiles.decoded(damaged)
     if not decoded.records:
-        raise FileError(f"{path} is a profile of XLA without an event that is known: record again, for longer")
+        raise FileError(f"{path} is an XLA profile without any known event: record again, for longer")
     tables = relate(with_program_steps(decoded.tables, strings) or decoded.tables, strings)
     start, end = whole_extent(tables)
     return Trace(

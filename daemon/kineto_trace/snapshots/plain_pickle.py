@@ -28,7 +28,7 @@ _CODE: Mapping[int, str] = {
     **dict.fromkeys((0x63, 0x69, 0x93), "imports something"),
     **dict.fromkeys((0x52, 0x6F, 0x81, 0x92, 0x62), "calls something"),
     **dict.fromkeys((0x82, 0x83, 0x84), "uses an extension"),
-    **dict.fromkeys((0x50, 0x51, 0x97), "refers to something outside of it"),
+    **dict.fromkeys((0x50, 0x51, 0x97), "refers to something outside the file"),
 }
 
 
@@ -43,7 +43,7 @@ def load_plain(data: bytes, most_values: int = MAX_VALUES) -> Any:
     try:
         return _Machine(data, most_values).run()
     except KeyError as exc:
-        raise NotPlainPickle(f"is damaged: nothing is at place {exc} of its memo") from None
+        raise NotPlainPickle(f"is damaged: its memo has no entry {exc}") from None
     except (IndexError, StructError):
         raise NotPlainPickle("is truncated: its last bytes are missing, or it is damaged") from None
 
@@ -177,7 +177,7 @@ class _Machine:
         """Counts a value that stays in memory. Raises NotPlainPickle."""
         self.left -= 1
         if self.left < 0:
-            raise NotPlainPickle("has too many parts; torch did not write it, or the recording was far too long")
+            raise NotPlainPickle("has too many parts: torch did not write it, or the recording was far too long")
 
 
 _Step = Callable[[_Machine], None]
@@ -213,15 +213,17 @@ _STEPS: Mapping[int, _Step] = {
 
 def _listed(value: Any) -> list[Any]:
     if type(value) is not list:
-        raise NotPlainPickle(f"is damaged: it appends to a {type(value).__name__}")
+        raise NotPlainPickle(f"is damaged: it appends to a value of type {type(value).__name__}")
     return value
 
 
 def _set(value: Any, items: list[Any]) -> None:
     """Sets keys and values, one after the other. Raises NotPlainPickle."""
     if type(value) is not dict or len(items) % 2:
-        raise NotPlainPickle(f"is damaged: it sets {len(items)} keys and values of a {type(value).__name__}")
+        raise NotPlainPickle(
+            f"is damaged: it sets {len(items)} keys and values on a value of type {type(value).__name__}"
+        )
     for key in items[::2]:
         if type(key) is not str and not (type(key) is int and -_MAX_KEY < key < _MAX_KEY):
-            raise NotPlainPickle(f"is not plain data: a {type(key).__name__} is a key of a dict")
+            raise NotPlainPickle(f"is not plain data: a dict has a key of type {type(key).__name__}")
     value.update(zip(items[::2], items[1::2], strict=True))

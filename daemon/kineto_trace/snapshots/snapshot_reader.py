@@ -122,7 +122,7 @@ class _Reading:
             actions[device] = tuple(self._action(each, f"{where}[{at}]") for at, each in told)
         sizes = [segment.size for segment in segments], *([each.size for each in found] for found in actions.values())
         if any(sum(each) > MAX_TOTAL for each in sizes):
-            raise _WrongValue("its sizes sum to more than any memory has")
+            raise _WrongValue("its sizes add up to more than any memory holds")
         places = tuple(self._places)
         settings = value.get("allocator_settings")
         conf = settings.get("PYTORCH_CUDA_ALLOC_CONF", "") if type(settings) is dict else ""
@@ -186,7 +186,7 @@ class _Reading:
         size = _number(value, "size", where, 0)
         action = value.get("action")
         if type(action) is not str:
-            raise _WrongValue(f"{where}.action: expected a text, not {type(action).__name__}")
+            raise _WrongValue(f"{where}.action: expected a string, not {type(action).__name__}")
         return AllocatorAction(
             action=action,
             size=size,
@@ -219,7 +219,7 @@ class _Reading:
                 raise _WrongValue(f"{where}: expected a dict, not {type(value).__name__}")
             file, function, line = value.get("filename"), value.get("name"), value.get("line")
             if type(file) is not str or type(function) is not str:
-                raise _WrongValue(f"{where}: expected a filename and a name that are texts")
+                raise _WrongValue(f"{where}: expected strings as filename and name")
             known = line if type(line) is int and 0 < line < MAX_LINE else 0
             place = CodePlace(shortened(file, MAX_NAME), shortened(function, MAX_NAME), known)
             found = self._place_of[id(value)] = self._places.setdefault(place, len(self._places))
@@ -235,10 +235,10 @@ def read_snapshot(path: str | PathLike[str]) -> MemorySnapshot:
     except OSError as exc:
         raise FileError(f"cannot read {place}: {exc.strerror or exc}") from exc
     if not data:
-        raise FileError(f"{place} is empty: the snapshot was not written to its end")
+        raise FileError(f"{place} is empty: the snapshot was not written completely")
     if len(data) > MAX_BYTES:
         raise FileError(
-            f"{place} has more than {MAX_BYTES >> 20} MiB, too much for this viewer: take the snapshot with a smaller "
+            f"{place} has more than {MAX_BYTES >> 20} MiB, too many for this viewer: take the snapshot with a smaller "
             "max_entries, or without stacks"
         )
     try:
@@ -246,9 +246,7 @@ def read_snapshot(path: str | PathLike[str]) -> MemorySnapshot:
     except NotPlainPickle as exc:
         raise FileError(f"{place} {exc}") from exc
     except _WrongValue as exc:
-        raise FileError(
-            f"{place} is not a memory snapshot as torch.cuda.memory._dump_snapshot writes it: {exc}"
-        ) from exc
+        raise FileError(f"{place} is not a memory snapshot written by torch.cuda.memory._dump_snapshot: {exc}") from exc
 
 
 def _items(value: Any, key: str | int, where: str) -> "Sequence[tuple[int, Any]] | enumerate[Any]":

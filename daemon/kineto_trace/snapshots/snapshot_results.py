@@ -28,11 +28,11 @@ from kineto_trace.view_api.result_columns import ResultColumn
 
 MAX_POINTS = 1000  # of the curve of a device
 NO_HISTORY = (
-    "the snapshot has no history of allocations: `kinetoctl memory` records it, and so does "
+    "the snapshot has no history of allocations: record it with `kinetoctl memory`, or with "
     "torch.cuda.memory._record_memory_history() before the snapshot"
 )
 NO_STACKS = "the snapshot has no stacks: `kinetoctl memory --with-stack` records the Python stack of each allocation"
-NO_TIMES = "this version of torch wrote no times of its actions, so there is no curve"
+NO_TIMES = "this version of torch recorded no times of allocator actions, so there is no curve"
 Rows = list[Mapping[str, Any]]
 _OF = columns(
     ("process", "text", "", "name of the snapshot's file, without its suffix"),
@@ -43,35 +43,40 @@ _WHERE = columns(
     ("call_stack", "text", "", 'frames of the allocation, innermost first, separated by ";"'),
 )
 _DEVICES = columns(
-    ("reserved_bytes", "int", "bytes", "what the allocator has from CUDA"),
+    ("reserved_bytes", "int", "bytes", "what the allocator got from CUDA"),
     ("allocated_bytes", "int", "bytes", "blocks that tensors use"),
-    ("active_bytes", "int", "bytes", "the same and blocks that were freed while another stream still uses them"),
-    ("requested_bytes", "int", "bytes", "what the program asked for in the allocated blocks"),
-    ("rounding_bytes", "int", "bytes", "allocated minus requested bytes: lost inside of blocks"),
+    (
+        "active_bytes",
+        "int",
+        "bytes",
+        "allocated blocks, and blocks that were freed while another stream still uses them",
+    ),
+    ("requested_bytes", "int", "bytes", "what the program requested, in the allocated blocks"),
+    ("rounding_bytes", "int", "bytes", "allocated minus requested bytes: lost inside blocks"),
     ("inactive_split_bytes", "int", "bytes", "free parts of segments that are in use: lost between blocks"),
-    ("fragmentation_pct", "float", "%", "share of inactive_split_bytes in reserved_bytes"),
-    ("cached_bytes", "int", "bytes", "segments without a block in use, which torch.cuda.empty_cache() gives back"),
-    ("largest_free_bytes", "int", "bytes", "largest free block: more than this needs new memory from CUDA"),
+    ("fragmentation_pct", "float", "%", "inactive_split_bytes as a share of reserved_bytes"),
+    ("cached_bytes", "int", "bytes", "segments without a block in use, which torch.cuda.empty_cache() releases"),
+    ("largest_free_bytes", "int", "bytes", "largest free block; a larger request needs new memory from CUDA"),
     ("segments", "int", "", "number of segments"),
     ("blocks", "int", "", "number of active blocks"),
 )
 _STACKS = columns(
     ("active_bytes", "int", "bytes", "active blocks that were allocated with this stack"),
     ("share_pct", "float", "%", "share of the active bytes of the device"),
-    ("requested_bytes", "int", "bytes", "what the program asked for in them"),
+    ("requested_bytes", "int", "bytes", "what the program requested, in these blocks"),
     ("blocks", "int", "", "number of these blocks"),
 )
 _SEGMENTS = columns(
     ("segment", "text", "", "address"),
     ("segment_type", "text", "", "small (blocks of up to 1 MiB), large, or expandable"),
-    ("pool", "text", "", "private pool, as of a CUDA graph; missing: the one that all share"),
-    ("stream", "int", "", "stream that it belongs to; 0: the default one"),
+    ("pool", "text", "", "private pool, such as that of a CUDA graph; missing: the shared pool"),
+    ("stream", "int", "", "stream that it belongs to; 0: the default stream"),
     ("reserved_bytes", "int", "bytes", "its size"),
     ("allocated_bytes", "int", "bytes", "blocks that tensors use"),
     ("awaiting_bytes", "int", "bytes", "blocks that were freed while another stream still uses them"),
     ("inactive_bytes", "int", "bytes", "free blocks"),
     ("largest_free_bytes", "int", "bytes", "largest free block"),
-    ("blocks", "int", "", "number of blocks, free ones too"),
+    ("blocks", "int", "", "number of blocks, including free ones"),
 )
 _BLOCKS = columns(
     ("segment", "text", "", "address of the segment"),
@@ -83,18 +88,18 @@ _BLOCKS = columns(
         f"{ACTIVE}: a tensor uses it; {AWAITING}: freed while another stream uses it; {INACTIVE}: free",
     ),
     ("block_bytes", "int", "bytes", "its size"),
-    ("requested_bytes", "int", "bytes", "what the program asked for; missing if it is free"),
+    ("requested_bytes", "int", "bytes", "what the program requested; missing if it is free"),
 )
 _CURVE = columns(
     ("time_us", "float", "us", "time since the first action in the history"),
-    ("held_bytes", "int", "bytes", "what the program had asked for and not freed"),
+    ("held_bytes", "int", "bytes", "what the program had requested and not freed"),
     ("reserved_bytes", "int", "bytes", "what the allocator had from CUDA"),
 )
 _OOMS = columns(
-    ("time_us", "float", "us", "time since the first action in the history; missing: torch told none"),
-    ("wanted_bytes", "int", "bytes", "what could not be allocated"),
-    ("device_free_bytes", "int", "bytes", "what CUDA said was free on the device"),
-    ("held_bytes", "int", "bytes", "what the program held then"),
+    ("time_us", "float", "us", "time since the first action in the history; missing: torch recorded none"),
+    ("wanted_bytes", "int", "bytes", "size that could not be allocated"),
+    ("device_free_bytes", "int", "bytes", "what CUDA reported as free on the device"),
+    ("held_bytes", "int", "bytes", "what the program held at that time"),
 )
 FIRST_VIEWS = ("snapshot_devices", "snapshot_stacks", "snapshot_ooms")  # for a report
 OOM = "oom"
@@ -414,7 +419,7 @@ def stack_text(snapshot: MemorySnapshot, stack: int) -> str | None:
 def lead(devices: Sequence[DeviceMemory]) -> str:
     """Returns the figures of each device, in a sentence or two."""
     if not devices:
-        return "The allocator holds no memory of CUDA."
+        return "The allocator holds no CUDA memory."
     return " ".join(_sentence(each) for each in devices)
 
 
@@ -446,14 +451,16 @@ def _sentence(memory: DeviceMemory) -> str:
         f"{format_size(memory.allocated)} of it allocated"
     )
     if memory.rounding:
-        text += f" ({format_size(memory.requested)} asked for, {format_size(memory.rounding)} rounding)"
+        text += f" ({format_size(memory.requested)} requested, {format_size(memory.rounding)} rounding)"
     if memory.awaiting:
-        text += f", {format_size(memory.awaiting)} waiting for other streams"
+        text += f", {format_size(memory.awaiting)} freed but still used by other streams"
     if memory.split:
         text += f", {format_size(memory.split)} ({share(memory.split, memory.reserved)}) free between blocks in use"
     if memory.cached:
         many = times(memory.free_segments, "segment")
-        text += f", {format_size(memory.cached)} in {many} without any, which torch.cuda.empty_cache() gives back"
+        text += (
+            f", {format_size(memory.cached)} in {many} without blocks in use, which torch.cuda.empty_cache() releases"
+        )
     return f"{text}."
 
 

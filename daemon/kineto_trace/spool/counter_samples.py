@@ -129,7 +129,7 @@ def write_header(file: IO[bytes], header: CounterHeader) -> None:
     """Begins a file. Raises ValueError for a header that readers would reject."""
     text = msgspec.json.encode(header)
     if len(text) > MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {len(text)} bytes")
+        raise ValueError(f"a header of {len(text)} bytes is too long")
     _HEADER.decode(text)
     begin = MAGIC + _LENGTH.pack(len(text)) + text
     file.write(begin + bytes(-len(begin) % _ALIGNMENT))
@@ -150,9 +150,9 @@ def read_counter_samples(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> Coun
             status = os.fstat(file.fileno())
             size = status.st_size
             if not stat.S_ISREG(status.st_mode):
-                raise FileError(f"{path} is no regular file")
+                raise FileError(f"{path} is not a regular file")
             if size > max_bytes:
-                raise FileError(f"{path}: {size} bytes of counter samples are more than {max_bytes}")
+                raise FileError(f"{path}: {size} bytes of counter samples exceed the limit of {max_bytes}")
             header = _read_header(path, file)
             layout = row_type(len(header.metrics))
             data = file.read(max(0, size - file.tell()))
@@ -196,16 +196,16 @@ def cut_off(path: Path, until_ns: int) -> None:
             kept = file.read(begin) + rows[rows["end_ns"] <= until_ns].tobytes()
         write_atomically(path, kept)
     except (OSError, ValueError) as exc:
-        raise FileError(f"{path} cannot be cut off: {exc}") from exc
+        raise FileError(f"{path} cannot be truncated: {exc}") from exc
 
 
 def _read_header(path: Path, file: IO[bytes]) -> CounterHeader:
     begin = file.read(len(MAGIC) + _LENGTH.size)
     if len(begin) < len(MAGIC) + _LENGTH.size or begin[: len(MAGIC)] != MAGIC:
-        raise FileError(f"{path} is no file of counter samples: it does not begin with {MAGIC.decode()}")
+        raise FileError(f"{path} is not a file of counter samples: it does not begin with {MAGIC.decode()}")
     (length,) = _LENGTH.unpack_from(begin, len(MAGIC))
     if length > MAX_HEADER_BYTES:
-        raise FileError(f"{path}: a header of {length} bytes is more than {MAX_HEADER_BYTES}")
+        raise FileError(f"{path}: its header of {length} bytes exceeds the limit of {MAX_HEADER_BYTES}")
     try:
         header = _HEADER.decode(file.read(length))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:

@@ -217,7 +217,7 @@ def _read_source_json(path: Path) -> dict[str, Any]:
         if not isinstance(values, dict) or not isinstance(values.get(name), kind):
             raise SpoolError(f"{path}: {name} is missing or not of type {kind.__name__}")
     if not all(_is_size_of_kind(kind, size) for kind, size in values["record_bytes"].items()):
-        raise SpoolError(f"{path}: record_bytes is not an object of sizes by kind")
+        raise SpoolError(f"{path}: record_bytes is not an object that maps kinds to sizes")
     return dict(values)
 
 
@@ -283,7 +283,7 @@ def write_attachments(target_dir: Path) -> Attachments:
         kind = source.metadata.get("file")
         format_ = ATTACHMENTS.get(kind) if isinstance(kind, str) else None
         if format_ is None or format_ in files:
-            problem = f"a file of the unknown kind {kind!r:.40}" if format_ is None else f"a second {format_} file"
+            problem = f"a file of unknown kind {kind!r:.40}" if format_ is None else f"a second {format_} file"
             warnings.append(f"{source.source}: {problem} is left out")
             continue
         file = _write(source, format_, target_dir)

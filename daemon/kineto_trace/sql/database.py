@@ -181,7 +181,9 @@ class Database:
         if found[0].type == _EXPLAIN:
             if head := _OF_EXPLAIN.match(sql):
                 return self._check(sql[head.end() :])
-            raise QueryError("expected EXPLAIN, ANALYZE or options if any, and a SELECT statement, without comments")
+            raise QueryError(
+                "expected EXPLAIN (ANALYZE or options are allowed) and a SELECT statement, without comments"
+            )
         if found[0].type != _SELECT:
             raise QueryError(f"expected a SELECT statement, got {found[0].type.name}: traces are read-only")
         return None
@@ -206,7 +208,7 @@ class Database:
         if unknown is not None:
             position = text.partition("\n\n")[2]
             hint = table_with_rows(unknown[1], (source.context.trace for source in self._sources))
-            there = f"no table {unknown[1]!r}; there are: {', '.join(self._tables)}"
+            there = f"no table {unknown[1]!r}; available: {', '.join(self._tables)}"
             return QueryError("\n".join(filter(None, (there, hint, position))))
         return QueryError(text)
 
@@ -261,7 +263,9 @@ class Database:
         other = [column.name for column in asked if not declares(declared, column.name, column.arrow)]
         if other:
             columns = ", ".join(other)
-            self._remarks.append(f"{source.name} does not declare {columns} of {table.name} so: missing in its rows")
+            self._remarks.append(
+                f"{source.name} declares {columns} of {table.name} differently or not at all: missing in its rows"
+            )
 
     def _events(self, table: SqlTable, names: Sequence[str]) -> pa.Table:
         parts = [table.schema.empty_table().select(list(names))]

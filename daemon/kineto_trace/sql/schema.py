@@ -120,7 +120,7 @@ _RENAMED = {
         "callees",
         NAMES,
         "",
-        "samples: its self samples at calls of functions in C, as `43 pickle.dumps: 12 running; 51 .tolist: 2 running`",
+        "samples: its self samples at calls of C functions: `43 pickle.dumps: 12 running; 51 .tolist: 2 running`",
     ),
     "hlo": SqlColumn(
         "hlo",
@@ -157,8 +157,8 @@ OP = SqlColumn(
     "op",
     NAMES,
     "",
-    "name of the innermost operator around the call that caused it, otherwise of the innermost annotation; of CUDA "
-    "graphs the operator that captured it, if it is known",
+    "name of the innermost operator around the call that caused it, otherwise of the innermost annotation; in CUDA "
+    "graphs, of the operator that captured it, if that is known",
 )
 OP_ID = SqlColumn("op_id", pa.int64(), "", "id in cpu_op of the operator around the call")
 LAUNCH = SqlColumn("launch_ns", pa.int64(), "ns", "Unix time at which the call that caused it began")
@@ -171,8 +171,8 @@ EVENTS = SqlTable(
     "events",
     "activities",
     "All activities of all kinds in one table.\n\nColumns that do not apply to a kind are NULL: host "
-    "activities have no device, GPU activities no thread. The ends of flows are in the table `flow` only, samples of "
-    "hardware counters in `counter` only.",
+    "activities have no device, GPU activities no thread. The ends of flows are only in the table `flow`, samples of "
+    "hardware counters only in `counter`.",
     (
         *WHICH,
         SqlColumn("kind", NAMES, "", "name of the table with all of its columns: kernel, cpu_op, …"),
@@ -214,8 +214,8 @@ DEVICES = SqlTable(
         SqlColumn("device", pa.int64(), "", "device index"),
         SqlColumn("name", TEXT, "", "its name"),
         SqlColumn("memory_bytes", pa.int64(), "bytes", "its memory"),
-        SqlColumn("compute_major", pa.int64(), "", "compute capability, before the point"),
-        SqlColumn("compute_minor", pa.int64(), "", "compute capability, after the point"),
+        SqlColumn("compute_major", pa.int64(), "", "compute capability, major number"),
+        SqlColumn("compute_minor", pa.int64(), "", "compute capability, minor number"),
         SqlColumn("multiprocessors", pa.int64(), "", "streaming multiprocessors"),
         SqlColumn("properties", TEXT, "", "all properties as a JSON object"),
     ),
@@ -302,13 +302,13 @@ def table_with_rows(name: str, traces: Iterable[Trace]) -> str:
     """
     shared = f"cuda_{name.rpartition('_')[2]}"
     if shared in ("cuda_runtime", "cuda_driver", "cuda_sync"):
-        return f"calls and synchronizations of every vendor are in the tables of CUDA's: query {shared}"
+        return f"calls and synchronizations of every vendor are in the CUDA tables: query {shared}"
     for trace in traces:
         numbers = trace.table("other")["category"]
         if name in trace.strings and (numbers == trace.strings.index(name)).any():
             return (
-                f"a file does not declare a vendor's own types: its rows are in `other` (WHERE category = '{name}'); "
-                "the capture, by its id or as a folder of columns, has the table"
+                f"a file does not declare a vendor's own types: their rows are in `other` (WHERE category = '{name}'); "
+                "open the capture by its id, or as a folder of columns, to get the table"
             )
     return ""
 

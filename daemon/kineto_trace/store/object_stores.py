@@ -15,7 +15,7 @@ CONNECT_S = 10.0
 TIMEOUT_S = 60.0  # of one request
 READ_TRIES = 4
 PAUSE_S = 0.5  # before the second try; doubles each time
-_PROXY = "; the proxy wants a user and a password: give them in https_proxy, or exempt the store in no_proxy"
+_PROXY = "; the proxy requires a user and a password: put them in https_proxy, or exempt the store in no_proxy"
 _S3_TRIES = 2  # of one request: our own retries are more patient, and report errors
 _SEPARATOR = "://"
 
@@ -82,7 +82,7 @@ def _no_redirects() -> Any:
 
 def _redirected(status: int, target: str) -> OSError:
     parts = urlsplit(target)
-    where = f"{status} and redirects to {parts.scheme}://{parts.hostname or ''}"
+    where = f"{status}, a redirect to {parts.scheme}://{parts.hostname or ''}"
     return OSError(f"the store answered {where}: redirects are not followed; configure the address of the store itself")
 
 
@@ -92,7 +92,7 @@ def _refuse_redirects(client: Any) -> None:
 
     policies = [each for each in client._pipeline._impl_policies if isinstance(each, AsyncRedirectPolicy)]
     if not policies:
-        raise OSError("this version of azure-storage-blob cannot be kept from following redirects; install 12.31")
+        raise OSError("redirects cannot be turned off in this version of azure-storage-blob; install 12.31")
 
     def refuse(answer: Any) -> None:
         status, target = answer.http_response.status_code, answer.http_response.headers.get("Location")
@@ -124,7 +124,7 @@ def checked_store(url: str) -> tuple[Any, str]:
     scheme = scheme_of(url)
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}{_SEPARATOR}" for name in SCHEMES)
-        raise FileError(f"{url}: traces are read from {known} and from this machine, not from {scheme!r:.20}")
+        raise FileError(f"{url}: traces can be read from {known} and from this machine, not from {scheme!r:.20}")
     if problem := missing_package(url):
         raise FileError(f"{url}: {problem}")
     try:

@@ -198,7 +198,7 @@ def load_columns(directory: Path, fetch: Fetch | None = None) -> Trace:
         version = values["format_version"]
         if version not in READABLE_VERSIONS:
             raise SpoolError(
-                f"{directory}: a stored trace of format {version}, this version reads "
+                f"{directory} is a stored trace of format {version}, but this version reads only "
                 f"{' and '.join(map(str, READABLE_VERSIONS))}: use the kinetod that stored it, or record again"
             )
         return _trace(directory, checked_description(values), fetch)
@@ -279,10 +279,10 @@ class StoredStrings(Sequence[str]):
                 groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
                 require_memory(2 * sum(group.total_byte_size for group in groups), str(path))
                 if file.metadata.num_rows != self._count:  # before allocating that length
-                    raise SpoolError(f"{path}: {file.metadata.num_rows} strings, not {self._count}")
+                    raise SpoolError(f"{path} has {file.metadata.num_rows} strings, not {self._count}")
                 array = file.read(columns=["text"])["text"].combine_chunks()
             if len(array) != self._count or array.null_count:
-                raise SpoolError(f"{path}: {len(array) - array.null_count} strings, not {self._count}")
+                raise SpoolError(f"{path} has {len(array) - array.null_count} strings, not {self._count}")
             self._array = array
         return self._array
 
@@ -388,7 +388,7 @@ class _StoredTable:
         if not pa.types.is_dictionary(stored.type):
             stored = stored.dictionary_encode()
         if not isinstance(self._strings, StoredStrings):
-            raise SpoolError(f"{self._place}: texts in a file of format 2")
+            raise SpoolError(f"{self._place}: contains string columns, but format 2 stores strings as numbers")
         known = self._strings.arrow()
         parts = []
         texts, numbers = None, np.empty(0, np.int32)
@@ -397,10 +397,10 @@ class _StoredTable:
                 texts = chunk.dictionary
                 numbers = np.append(_column(pc.index_in(texts, value_set=known)), np.int32(NO_STRING))
                 if (numbers[:-1] < 0).any():
-                    raise SpoolError(f"{self._place}: texts that are not among the strings of the trace")
+                    raise SpoolError(f"{self._place}: contains strings that are not among the strings of the trace")
             codes = _column(chunk.indices)
             if len(codes) and not -1 <= codes.min() <= codes.max() < len(texts):  # Arrow does not check them
-                raise SpoolError(f"{self._place}: numbers of texts that its dictionary does not have")
+                raise SpoolError(f"{self._place}: an index is outside its dictionary of strings")
             parts.append(numbers[codes])
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
@@ -447,14 +447,14 @@ def is_stored(path: Path) -> bool:
 # Checks trace.json of a stored trace: it may come from anybody, and its names become paths and sizes. Pure.
 def checked_description(values: Any) -> Mapping[str, Any]:
     """Checks that the values have the types that readers rely on. Raises ValueError."""
-    _need(isinstance(values, dict), "it is no object")
+    _need(isinstance(values, dict), "it is not an object")
     tables = values.get("tables")
     _need(isinstance(tables, (dict, list)), "tables")
     own = {kind for kind, entry in tables.items() if _is_declared(entry)} if isinstance(tables, dict) else set()
     for kind in tables:
         known = isinstance(kind, str) and (kind in SCHEMAS) != (kind in own)
-        _need(known, f"there is no kind of activity {kind!r:.80}")
-    _need(len(own) <= MAX_OWN_TABLES, f"{len(own)} kinds of activities of its own")
+        _need(known, f"unknown kind of activity {kind!r:.80}")
+    _need(len(own) <= MAX_OWN_TABLES, f"it declares {len(own)} kinds of activities, more than {MAX_OWN_TABLES}")
     if isinstance(tables, dict):
         for kind, entry in tables.items():
             _check_table(f"tables.{kind}", entry)

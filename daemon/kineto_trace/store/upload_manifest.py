@@ -48,7 +48,7 @@ def from_bytes(data: bytes) -> Manifest:
     try:
         document = json.loads(data)
         if document["version"] != VERSION or document["block_bytes"] != BLOCK_BYTES:
-            raise FileError(f"the manifest has version {document['version']}, this kinetod knows {VERSION}")
+            raise FileError(f"the manifest has version {document['version']}, but this kinetod supports only {VERSION}")
         files = {_checked(path): to_stored(each) for path, each in document["files"].items()}
         damaged = {_checked(path): why for path, why in document["damaged"].items()}
         return Manifest(capture=_checked_capture(document["capture"]), files=files, damaged=damaged)
@@ -64,7 +64,7 @@ def is_below(path: str) -> bool:
 def _checked(path: str) -> str:
     """Returns the path. Raises FileError if it is not below the capture's folder."""
     if not is_below(path):  # the path comes from anybody who may write to the store
-        raise FileError(f"the manifest names {path!r:.80}, which is not a file below the capture's folder")
+        raise FileError(f"the manifest names {path!r:.80}, which is not a file in the capture's folder")
     return path
 
 
@@ -87,5 +87,5 @@ def to_stored(value: Mapping[str, Any]) -> Stored:
         size_bytes=int(value["size_bytes"]), sha256=str(value["sha256"]), blocks=tuple(map(str, value["blocks"]))
     )
     if len(stored.blocks) != -(-stored.size_bytes // BLOCK_BYTES):
-        raise ValueError(f"{stored.size_bytes} bytes have {len(stored.blocks)} blocks")
+        raise ValueError(f"a file of {stored.size_bytes} bytes is listed with {len(stored.blocks)} blocks")
     return stored

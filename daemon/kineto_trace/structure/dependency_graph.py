@@ -502,17 +502,15 @@ def find_window(context: Context, annotation: str, instance: Instance, *, option
     if not len(start):
         if optional:
             whole = _whole(context)
-            note = (
-                f"the trace has no annotation with {annotation!r} in its name, so the path is that of the whole trace"
-            )
+            note = f"the trace has no annotation with {annotation!r} in its name, so the path covers the whole trace"
             return Window(whole.start_ns, whole.end_ns, (note,))
         raise ViewError(
-            f"no annotation with {annotation!r} in its name is in the trace; annotation='' takes the whole trace"
+            f"the trace has no annotation with {annotation!r} in its name; use annotation='' for the whole trace"
         )
     order = np.argsort(start, kind="stable")
     first, last = instance_range(instance) or (0, len(order) - 1)
     if not 0 <= first <= last < len(order):
-        raise ViewError(f"option instance: {annotation!r} has the instances 0 to {len(order) - 1}, not {instance!r}")
+        raise ViewError(f"option instance: {annotation!r} has instances 0 to {len(order) - 1}, but not {instance!r}")
     picked = order[first : last + 1]
     return Window(int(start[picked].min()), int(end[picked].max()))
 

@@ -14,7 +14,7 @@ from kineto_trace.structure.nesting import ends, nest, stack_numbers
 
 TORCH_PREFIX = "nn.Module: "
 LIGHTNING_MODULE = "[pl][module]"
-NO_MODULES = "the trace has no calls of modules: record with with_modules=True or with_stack=True"
+NO_MODULES = "the trace has no module calls: record it with with_modules=True or with_stack=True"
 ACCUMULATE_GRAD = EVALUATE_FUNCTION + "torch::autograd::AccumulateGrad"
 ELIDED = "…"  # in place of the outermost names of a chain that is too long
 # Limit of the chains of all paths together, guaranteed size of one chain, and fixed cost of a name in a chain.

@@ -85,11 +85,12 @@ class StepPace:
         mine = float(self.length[self.ahead].mean())
         if self.untypical.all():
             return (
-                "the host ran ahead of the GPU in every complete step, so their lengths do not show the pace: the host "
-                f"takes {format_duration(mine)} for a step, the GPU {format_duration(self.gpu_ns)}; record more steps"
+                "the host ran ahead of the GPU in every complete step, so their lengths do not show the pace: a step "
+                f"takes {format_duration(mine)} on the host and {format_duration(self.gpu_ns)} on the GPU; record more "
+                "steps"
             )
         count, listed = int(self.ahead.sum()), ", ".join(map(str, self.number[self.ahead][:_SHOWN].tolist()))
-        which = f"{count} first steps are" if count > 1 else "1 first step is"
+        which = f"{count} early steps are" if count > 1 else "1 early step is"
         usual = float(self.length[~self.untypical].mean())
         return (
             f"{which} left out of means and savings, because the host ran ahead of the GPU until its queue was full: "

@@ -47,36 +47,36 @@ _UNIT_SUFFIXES = (
 )
 # view -> title, sentence; others have their own name and description
 HEADS: Mapping[str, tuple[str, str]] = {
-    "ranks": ("Ranks", "Per step; those for which the others wait longest come first."),
-    "rank_time_causes": ("Where the step time goes", "Shares of the time of all GPUs, and of the ranks with the "
-                         "least and the most of each; one cause at each moment, so they sum to 100 %."),
-    "rank_what_if": ("What faster ranks or hidden transfers would save", "By a model of the job; savings overlap and "
-                     "must not be added up."),
-    "rank_waits": ("Who waits for whom", "In collectives, told by their durations; the longest waits come first."),
-    "step_spread": ("Steps over ranks", "Lengths on the host."),
-    "time_causes": ("Where the step time goes, by GPU", "One cause at each moment, so they sum to 100 %. Without "
+    "ranks": ("Ranks", "Per step; the ranks that the others wait for longest come first."),
+    "rank_time_causes": ("Where the step time goes", "Shares of the time of all GPUs, and the ranks with the "
+                         "smallest and largest shares. Each moment has one cause, so they sum to 100 %."),
+    "rank_what_if": ("What faster ranks or hidden transfers would save", "Estimated with a model of the job; the "
+                     "savings overlap, so do not add them up."),
+    "rank_waits": ("Who waits for whom", "Waits in collectives, derived from their durations; the longest come first."),
+    "step_spread": ("Steps over ranks", "How long each step took on the host."),
+    "time_causes": ("Where the step time goes, by GPU", "Each moment has one cause, so they sum to 100 %. Without "
                     "GPU activity: where the host's time goes."),
-    "step_breakdown": ("Parts of a step", "Each moment counts for the first of these that was active then."),
-    "findings": ("What to change", "Each with the time that the change would save."),
-    "not_recorded": ("What was not recorded", "And which option records it."),
-    "flame_graph": ("Flame graph", "Equal stacks are one, of all ranks together; a frame is as wide as the time or "
+    "step_breakdown": ("Parts of a step", "Each moment counts towards the first of these that was active."),
+    "findings": ("What to change", "Changes, each with the time that it would save."),
+    "not_recorded": ("What was not recorded", "And the option that records it."),
+    "flame_graph": ("Flame graph", "Identical stacks are merged, over all ranks; a frame is as wide as the time or "
                     "samples in it and in what it called."),
-    "gpu_summary": ("GPUs", "Utilization counts kernels; busy counts copies and fills, too."),
+    "gpu_summary": ("GPUs", "Utilization counts kernels only; busy also counts copies and fills."),
     "idle_causes": ("Why the GPUs were idle", "Share of the steps' time, or of the trace, in which a GPU did nothing."),
     "gpu_utilization": ("GPU utilization over time", "Share of each interval in which a kernel ran."),
-    "kernels": ("Kernels", "By name; the one with the most time comes first."),
-    "operators": ("Operators", "Self: without the operators inside."),
-    "python_samples": ("Python", "By line, from samples of the stacks; what ran most comes first, idle threads last."),
-    "threads": ("Threads", "Of the process, by CPU time; those without Python, too."),
-    "collective_summary": ("Collectives", "Bandwidths by the factors of nccl-tests."),
-    "memory_curve": ("Memory over time", "What the allocator gave out, and what it holds."),
+    "kernels": ("Kernels", "By name, most time first."),
+    "operators": ("Operators", "Self excludes the operators inside."),
+    "python_samples": ("Python", "By line, from stack samples; what ran most comes first, idle threads last."),
+    "threads": ("Threads", "Threads of the process by CPU time, including those without Python."),
+    "collective_summary": ("Collectives", "Bandwidths use the factors of nccl-tests."),
+    "memory_curve": ("Memory over time", "What the allocator handed out, and what it holds."),
     "memory_snapshot": ("Memory at one moment", "Block by block."),
-    "memory_fragmentation": ("Reserved but unused memory", "What the allocator holds and has not given out."),
+    "memory_fragmentation": ("Reserved but unused memory", "What the allocator holds but has not handed out."),
     "memory_peak": ("What filled the memory at its peak", "By the operator that allocated it."),
     "diff_tree": ("Tree of differences", "Steps, modules, optimizer steps and data loading of two traces, matched in "
-                  "order: one node, and what is inside of it."),
-    "diff_tree_operators": ("Operators of a node", "Of the tree of differences: sums over all steps of two traces."),
-    "recommendations": ("Thresholds that are exceeded", "The rules of the TensorBoard plug-in."),
+                  "order: one node and what is inside it."),
+    "diff_tree_operators": ("Operators of a node", "One node of the diff tree: sums over all steps of two traces."),
+    "recommendations": ("Exceeded thresholds", "The rules of the TensorBoard plug-in."),
     "sm_efficiency": ("SM efficiency", ""),
     "overview": ("Overview", ""),
 }  # fmt: skip
@@ -125,7 +125,7 @@ def unit(column: ResultColumn) -> str:
     """Returns the unit in which the page shows a column's values."""
     if column.unit:
         return UNITS.get(column.unit, column.unit)
-    return {"text": "text", "texts": "texts", "bool": "yes or no"}.get(column.type, "number without a unit")
+    return {"text": "text", "texts": "list", "bool": "yes or no"}.get(column.type, "number without a unit")
 
 
 def cell(value: Any, column: ResultColumn) -> str:

@@ -112,7 +112,7 @@ def make_table(view: str, schema: Sequence[ResultColumn], values: Mapping[str, A
     """Makes the table of a result; the metadata of its fields has units and meanings. Raises ValueError."""
     if set(values) != {column.name for column in schema}:
         wrong = sorted(set(values) ^ {column.name for column in schema})
-        raise ValueError(f"view {view}: columns do not follow the schema: {', '.join(wrong)}")
+        raise ValueError(f"view {view}: columns do not match the schema: {', '.join(wrong)}")
     arrays = [_arrow(values[column.name], ARROW_TYPES[column.type]) for column in schema]
     fields = [
         pa.field(column.name, ARROW_TYPES[column.type], metadata={"unit": column.unit, "meaning": column.meaning})
@@ -192,7 +192,7 @@ def _cells(result: ResultData, columns: Sequence[ResultColumn], rows: int) -> li
 
 def _remarks(result: ResultData, shown: Sequence[ResultColumn]) -> list[str]:
     left, empty = len(result) - HTML_ROWS, len(result.columns) - len(shown)
-    found = [f"… {left:,} more rows: to_pandas(), rows() and table have all"] if left > 0 else []
+    found = [f"… {left:,} more rows: to_pandas(), rows() and table give all"] if left > 0 else []
     found += [f"{times(empty, 'column')} without a value {'is' if empty == 1 else 'are'} left out"] if empty else []
     found += [_line(result.failure)] if result.failure else []
     found += [f"note: {_line(note)}" for note in result.notes[:MAX_NOTES]]

@@ -48,9 +48,9 @@ def plot(result: ResultData, ax: "Axes | None" = None) -> "Axes":
     """Draws a result. See Result.plot."""
     shape = SHAPES.get(result.view)
     if shape is None:
-        raise ViewError(f"view {result.view} has no shape that can be drawn; these have one: {', '.join(SHAPES)}")
+        raise ViewError(f"view {result.view} cannot be plotted; these can: {', '.join(SHAPES)}")
     if not len(result):
-        raise ViewError(f"view {result.view} has no rows to draw{''.join(f': {note}' for note in result.notes[:1])}")
+        raise ViewError(f"view {result.view} has no rows to plot{''.join(f': {note}' for note in result.notes[:1])}")
     if ax is None:
         bars = not isinstance(shape, (Curve, Histogram, Points))
         height = BAR_INCHES * min(len(result), MAX_BARS) + 1 if bars else 0
@@ -71,7 +71,7 @@ def _curve(result: ResultData, shape: Curve, ax: "Axes") -> str:
         order = rows[np.argsort(times[rows], kind="stable")]
         scaled = numbers(result, value)[order] * factor
         ax.plot(times[order], scaled, drawstyle="steps-post", label=_text(which), linewidth=1)
-    ax.set_xlabel("ms since the first moment")
+    ax.set_xlabel("ms since the first value")
     ax.set_ylabel(_axis(result, shape.values, unit))
     ax.legend(fontsize="small")
     return _left_out(len(drawn), MAX_LINES, "lines")

@@ -28,7 +28,7 @@ from kineto_trace.view_api.option_words import accepts, option_words
 from kineto_trace.view_api.result import Result, ResultColumn, columns, make_result, make_table, view_html
 
 _PACKED = ""  # no column has this name
-_NOTHING = "the trace has nothing that this view shows"
+_NOTHING = "the trace has no data for this view"
 RANK = columns(("rank", "int", "", "rank of the process in its job"))
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -181,7 +181,7 @@ class View:
         """Raises ViewError for an unknown option or compat, or a word that its option does not accept."""
         unknown = sorted(set(options) - set(self.options))
         if unknown:
-            known = ", ".join(self.options) or "it has none"
+            known = ", ".join(self.options) or "none"
             raise ViewError(f"view {self.name} has no option {', '.join(unknown)}; available: {known}")
         if compat != Compat.NONE and compat not in self.compat:
             known = ", ".join(sorted(self.compat)) or "none"

@@ -107,7 +107,7 @@ class AuditLog:
                 failing = False
             except OSError as exc:
                 if not failing:
-                    why = "cannot be written: %s; its lines go to this log until it can"
+                    why = "cannot be written: %s; its lines go to this log until it can be written again"
                     log.error(f"the audit log %s {why}", self._path, exc.strerror)
                 failing = True
                 log.log(NOTICE, "%s", line)
@@ -131,7 +131,7 @@ class AuditLog:
             new = _opened(self._path)
         except OSError as exc:
             log.error(
-                "the audit log %s cannot be reopened, lines still go to the old file: %s", self._path, exc.strerror
+                "the audit log %s cannot be reopened; lines still go to the old file: %s", self._path, exc.strerror
             )
             return old
         os.close(old)

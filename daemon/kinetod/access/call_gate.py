@@ -152,7 +152,7 @@ class Authorizer:
             if caller.refusal is not None:
                 raise caller.refusal
             if action is None:
-                raise NotPermitted(Reason.ROLE_NEEDED, f"nobody may call {call}: no rule covers it")
+                raise NotPermitted(Reason.ROLE_NEEDED, f"nobody is allowed to call {call}: no rule covers it")
             await self._decide(caller, action, request)
         except KinetodError as exc:
             if caller is None:
@@ -213,7 +213,7 @@ class Authorizer:
 def _role_needed(caller: Caller, action: Action) -> NotPermitted:
     return NotPermitted(
         Reason.ROLE_NEEDED,
-        f"{caller} may not {action} with the roles {listed(caller.roles)}; that needs {needed(action)}",
+        f"{caller} is not allowed to {action} (roles: {listed(caller.roles)}); that needs {needed(action)}",
     )
 
 

@@ -80,7 +80,7 @@ def is_web_proxy(via: Via, name: str, web_proxies: Iterable[str]) -> bool:
 
 def refused(caller: Caller, asked: Behalf | None, why: str) -> NotPermitted:
     """The refusal of a call for somebody else."""
-    error = NotPermitted(Reason.NOT_DELEGATED, f"{caller} may not call for {_shown(asked)}: {why}")
+    error = NotPermitted(Reason.NOT_DELEGATED, f"{caller} is not allowed to call on behalf of {_shown(asked)}: {why}")
     error.audited = asked.audited if asked is not None else {}
     return error
 
@@ -154,7 +154,7 @@ class Callers:
         """Identifies the peer without asking a database; user names are the last known ones."""
         peer = self._peer_of(connection)
         if peer is None:
-            return CallerStatus(key="nobody", who="a connection that the daemon does not know")
+            return CallerStatus(key="nobody", who="an unidentified connection")
         config = self._settings.current
         if (page_user := self._page_standing(peer, auth)) is not None:
             return page_user
@@ -189,7 +189,7 @@ class Callers:
         if peer is None:
             raise NotIdentified(
                 Reason.NOT_IDENTIFIED,
-                "the daemon does not know this connection; connect to one of the addresses of `kinetod --listen`",
+                "the daemon cannot identify this connection; connect to one of the addresses of `kinetod --listen`",
             )
         caller = await self._itself(peer, auth, action, pods)
         if is_asked(auth):
@@ -199,7 +199,7 @@ class Callers:
         if not caller.roles:
             raise NotPermitted(
                 Reason.NO_ROLE,
-                f"{caller} has no role on this host; an administrator can give one: access.local_roles, "
+                f"{caller} has no role on this host; an administrator can grant one with access.local_roles, "
                 "access.admin_groups and similar keys of kinetod's configuration",
             )
         needs_jobs = action in PROCESS_ACTIONS and Role.JOBS in caller.roles and not sees_all(caller, action)
@@ -223,7 +223,7 @@ class Callers:
             if not is_web_proxy(proxy.via, proxy.name or proxy.user, self._settings.current.web_proxies):
                 raise refused(proxy, asked, "access.web_proxies does not name this caller")
             if asked is None:
-                raise refused(proxy, asked, "the metadata does not name one user")
+                raise refused(proxy, asked, "the call's metadata does not name exactly one user")
             return await (self._page_user if asked.user else self._page_certificate)(proxy, asked)
         except NotPermitted as exc:
             return replace(proxy, refusal=exc)
@@ -238,7 +238,7 @@ class Callers:
         certificates: Mapping[str, Grant] = self._settings.current.certificates
         name = next((each for each in asked.certificates if each in certificates), None)
         if name is None:
-            raise refused(proxy, asked, "access.certificates has none of these names")
+            raise refused(proxy, asked, "none of these names is in access.certificates")
         grant, uid, user = certificates[name], None, ""
         if grant.user:
             names = await self._looked_up(grant.user)
@@ -249,7 +249,7 @@ class Callers:
         """The uid of a user who may be called for. Raises NotPermitted."""
         if uid is None or self._is_reserved(uid):
             raise refused(
-                proxy, asked, "this host has no such user, or it is root, the daemon's own user or an unmapped one"
+                proxy, asked, "this host has no such user, or it is root, the daemon's own user or an unmapped user"
             )
         return uid
 
@@ -318,16 +318,16 @@ class Callers:
         if not user:
             raise NotPermitted(
                 Reason.NOT_IDENTIFIED,
-                f"nothing identifies a client at {peer.address}: Dynolog's protocol has no authentication; send the "
-                "request on the host itself, use kinetoctl with a certificate, or let an administrator set "
-                "dynolog.remote_user",
+                f"the client at {peer.address} cannot be identified, because Dynolog's protocol has no "
+                "authentication; send the request on the host itself, use kinetoctl with a certificate, or ask an "
+                "administrator to set dynolog.remote_user",
             )
         names = await self._looked_up(user)
         if names.uid is None or self._is_reserved(names.uid):
             raise NotPermitted(
                 Reason.NOT_IDENTIFIED,
-                f"dynolog.remote_user is {user!r:.80}, which is no user of this host, or root, or the daemon's own "
-                "user; name another one",
+                f"dynolog.remote_user is {user!r:.80}, which is not a user of this host, or is root or the daemon's "
+                "own user; set it to another user",
             )
         roles = self._roles(names.uid, names, names.gids)
         return Caller(uid=names.uid, user=names.user, roles=roles, via=peer.via, address=peer.address)
@@ -339,8 +339,8 @@ class Callers:
             shown = clean(", ".join(certificate_names(auth)) or "no name", MAX_CERTIFICATE_CHARS)
             raise NotPermitted(
                 Reason.UNKNOWN_CERTIFICATE,
-                f"the certificate with {shown} is valid but stands for nobody here; an administrator can add it "
-                "under access.certificates in kinetod's configuration",
+                f"the certificate with {shown} is valid, but is not mapped to any user or role here; an administrator "
+                "can add it under access.certificates in kinetod's configuration",
             )
         grant, uid, user = certificates.get(name, Grant(roles=frozenset())), None, ""
         shown = clean(name, MAX_CERTIFICATE_CHARS)

@@ -131,7 +131,9 @@ def unmapped(kind: str = "uid", proc: Path = PROC) -> int | None:
 def _known(uid: int) -> int:
     """Returns a uid that is mapped here. Raises UnknownPeer, OSError."""
     if uid == unmapped():
-        raise UnknownPeer(f"its user does not exist in the daemon's user namespace (it appears there as uid {uid})")
+        raise UnknownPeer(
+            f"the client's user does not exist in the daemon's user namespace (it appears there as uid {uid})"
+        )
     return uid
 
 

@@ -91,7 +91,7 @@ class KubernetesUsers:
         if user is None:
             raise NotIdentified(
                 Reason.NOT_IDENTIFIED,
-                "the API server does not accept this token: it may have expired, or be for another audience "
+                "the API server did not accept this token: it may have expired, or be for another audience "
                 "(access.kubernetes_audiences)",
             )
         name, may_exec, refusal = clean(user.name, _MAX_NAME_CHARS), frozenset[str](), None
@@ -100,7 +100,7 @@ class KubernetesUsers:
         except NotPermitted as exc:
             refusal = exc
         except ApiError as exc:
-            text = f"what the Kubernetes user {name} may trace cannot be determined: {exc}"
+            text = f"cannot determine what the Kubernetes user {name} is allowed to trace: {exc}"
             refusal = NotPermitted(Reason.KUBERNETES_UNAVAILABLE, text)
         return Caller(
             uid=await self._number_of(user.name),
@@ -121,9 +121,9 @@ class KubernetesUsers:
         if wanted and asked and not allowed:
             raise NotPermitted(
                 Reason.POD_EXEC_NEEDED,
-                f"the Kubernetes user {clean(user.name, _MAX_NAME_CHARS)} may not create pods/exec on "
-                f"{'this pod' if len(asked) == 1 else f'any of these {len(asked)} pods'}; tracing needs that "
-                "permission: check it with `kubectl auth can-i create pods --subresource=exec`",
+                f"the Kubernetes user {clean(user.name, _MAX_NAME_CHARS)} is not allowed to create "
+                f"pods/exec on {'this pod' if len(asked) == 1 else f'any of these {len(asked)} pods'}; tracing needs "
+                "that permission: check it with `kubectl auth can-i create pods --subresource=exec`",
             )
         return allowed
 
@@ -137,6 +137,6 @@ def _token(auth: Mapping[str, Iterable[bytes]]) -> str:
             return token
     raise NotIdentified(
         Reason.NOT_IDENTIFIED,
-        "this address identifies callers by a Kubernetes token, and the call has none; send `authorization: Bearer "
-        "TOKEN` as metadata, or let kinetoctl do it (--kube, or KINETO_TOKEN_FILE)",
+        "this address identifies callers by a Kubernetes token, but the call has none; send `authorization: Bearer "
+        "TOKEN` as metadata, or let kinetoctl send it (--kube, or KINETO_TOKEN_FILE)",
     )

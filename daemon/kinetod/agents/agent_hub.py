@@ -99,7 +99,7 @@ class ConnectedAgent:
 
     def _leave(self) -> None:
         self._leaving = None
-        self.connection.close("it is no longer needed and leaves the process")
+        self.connection.close("it is no longer needed and is leaving the process")
 
     @property
     def key(self) -> ProcessKey:
@@ -326,7 +326,7 @@ class AgentHub:
             return
         if agent is not None and connection.attached is not None and agent.attached is None:
             self._introduce(connection, agent)
-            connection.refuse("the process has an agent that connected by itself")
+            connection.refuse("the process already has an agent that connected by itself")
             return
         if agent is not None:
             agent.connection.close("the same process has connected again")
@@ -358,7 +358,7 @@ class AgentHub:
 
     def on_version_mismatch(self, connection: Connection, theirs: int) -> None:
         """Remembers the process, so that calls about it can say what is wrong."""
-        connection.note("version", f"speaks protocol version {theirs}, this daemon {wire.PROTOCOL_VERSION}")
+        connection.note("version", f"speaks protocol version {theirs}, but this daemon speaks {wire.PROTOCOL_VERSION}")
         metrics.LINK_REFUSALS.labels("version").inc()
         key = connection.identity.key
         if len(self._incompatible) >= MAX_INCOMPATIBLE:
@@ -413,8 +413,8 @@ def _not_introduced(connection: Connection, reason: str) -> AttachError:
         return AttachError(AttachCode.GONE, f"process {pid} ended while the agent started in it")
     return AttachError(
         AttachCode.FAILED,
-        f"the agent was injected into process {pid} but did not start: {reason}; set KINETO_AGENT_LOG for a process of "
-        "that kind and read that log",
+        f"the agent was injected into process {pid} but did not start: {reason}; to see more, start such a process "
+        "with KINETO_AGENT_LOG set, attach again and read that log",
     )
 
 

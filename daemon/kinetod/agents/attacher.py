@@ -106,8 +106,8 @@ class Attacher:
         if key.pid in (os.getpid(), *self._own_pids(), *self._proxies.pids()):
             raise AttachError(
                 AttachCode.UNSUITABLE,
-                f"process {key.pid} is this daemon itself or one of its helpers, which cannot be traced; name another "
-                "process",
+                f"process {key.pid} is this daemon itself or one of its helpers, which cannot be traced; choose "
+                "another process",
             )
         async with self._turns.turn():
             return await self._attach_now(key, approval)
@@ -121,7 +121,7 @@ class Attacher:
             async with asyncio.timeout(left_s):
                 agent = await self._hub.introduction(connection)
         except TimeoutError:
-            connection.close("it did not say Hello in time")
+            connection.close("it did not send Hello in time")
             raise AttachError(
                 AttachCode.TIMEOUT,
                 f"the agent was injected into process {key.pid} but did not start within "

@@ -138,7 +138,7 @@ class Connection:
             return not self.closed
         if len(self._queue) >= SEND_QUEUE_FRAMES:
             metrics.LINK_REFUSALS.labels("slow_reader").inc()
-            self.close("it does not read what it is sent")
+            self.close("it is not reading its messages")
             return False
         self._queue.append((frame, fd))
         self._loop.add_writer(self._sock.fileno(), self._writable)
@@ -178,7 +178,7 @@ class Connection:
         self._tokens_at = now
         if self._tokens >= 0 or self.closed:
             return True
-        self.note("throttled", "sends too many frames; it is read more slowly")
+        self.note("throttled", "sends too many frames and is now read more slowly")
         metrics.LINK_THROTTLED.inc()
         self._loop.remove_reader(self._sock.fileno())
         self._loop.call_later(0.5, self._resume_reading)
@@ -215,7 +215,7 @@ class Connection:
             self.fail(f"a frame longer than {wire.MAX_FRAME_BYTES} bytes")
             return
         if msg_flags & socket.MSG_CTRUNC or len(fds) > 1:
-            self.fail("a frame with more than one file descriptor, or after one that does not close")
+            self.fail("a frame with more than one file descriptor, or with one while an earlier one has not closed")
             return
         if fds and not is_memfd(fds[0]):
             self.fail("a file descriptor that is not a memfd")
@@ -299,7 +299,7 @@ class LinkServer:
             self.start()
         except StartError as exc:
             return [f"agents cannot connect: the socket {self.path} is gone; {exc}"]
-        log.warning("the socket %s was gone; it has been made again", self.path)
+        log.warning("the socket %s was gone; it has been created again", self.path)
         asyncio.get_running_loop().remove_reader(old.fileno())
         old.close()
         return []
@@ -326,7 +326,7 @@ class LinkServer:
     def _pause(self, exc: OSError) -> None:
         """Out of descriptors or memory: try again soon instead of spinning."""
         assert self._listener is not None
-        log.error("cannot accept agents: %s; trying again", exc.strerror)
+        log.error("cannot accept connections of agents: %s; trying again", exc.strerror)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener.fileno())
         loop.call_later(RETRY_ACCEPT_S, self._resume)  # a listener created in between is already being read
@@ -364,7 +364,7 @@ class LinkServer:
         if len(most) <= own + 1:
             return False
         newest = next(reversed(most))
-        newest.note("made_room", "made room for another user, since there are too many connections")
+        newest.note("made_room", "was disconnected to make room for another user: there are too many connections")
         newest.refuse("too many connections")
         return True
 
@@ -415,7 +415,7 @@ class LinkServer:
         if (found.uid, found.gid) != (approved.uid, approved.gid):
             sock.close()
             found.close()
-            raise replaced(key.pid, f"its channel was made by uid {found.uid}, gid {found.gid}")
+            raise replaced(key.pid, f"its channel was created by uid {found.uid}, gid {found.gid}")
         connection = Connection(
             sock,
             found,

@@ -153,7 +153,7 @@ class AttachRequest:
         except AttachError as better:
             return better
         if error.code is AttachCode.GONE and found.program:
-            reason = f"process {self.key.pid} runs, but the attach helper could not read its files in /proc; try again"
+            reason = f"process {self.key.pid} is running, but its files in /proc could not be read; try again"
             return AttachError(AttachCode.FAILED, reason)
         return error
 

@@ -24,22 +24,22 @@ EXIT_CANNOT_START = 1
 
 @click.command(context_settings={"max_content_width": 100})
 @socket_option
-@click.option("--for-group", is_flag=True, help="Also let this process's group connect to that socket.")
+@click.option("--for-group", is_flag=True, help="Also let the group of this process connect to the socket.")
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
     default=policies.DEFAULT_FILE,
     show_default=True,
-    help="Who may ask, and whose processes may be entered.",
+    help="Policy file: who may use the service, and whose processes it may attach to.",
 )
 @idle_exit_option()
 @log_level_option
 @click.version_option(__version__, prog_name="kinetod-attach")
 def command(path: Path | None, for_group: bool, policy: Path, idle_exit: int, log_level: str) -> int:
-    """Bring kinetod's agent into processes, for a kinetod that has no rights to.
+    """Attach kinetod's agent to processes on behalf of a kinetod that lacks the rights to do so.
 
-    This is the only part of an installation with rights over other users' processes. It takes requests of the users
-    that its policy names, touches the processes that its policy allows, and logs each use.
+    This is the only part of an installation with rights over other users' processes. It accepts requests from the users
+    named in its policy, touches only processes that the policy allows, and logs each use.
     """
     logs.configure(log_level)
     try:

@@ -67,7 +67,7 @@ class Policy:
         """Why this user is not served; empty if it is."""
         if uid == 0 or uid in self.callers:
             return ""
-        return f"uid {uid} may not ask the attach helper; `callers` in {self.path} names those who may"
+        return f"uid {uid} is not allowed to use the attach helper; `callers` in {self.path} lists who is"
 
     def refuses_owner(self, owner: ProcessOwner, *, administrator: bool = False) -> str:
         """Why a process is not entered; empty if it may be. administrator: whether the front end asks for one."""
@@ -75,20 +75,20 @@ class Policy:
             return why
         if not owner.protected or self.protected == ALWAYS or (self.protected == ADMINISTRATORS and administrator):
             return ""
-        whom = "for administrators only" if self.protected == ADMINISTRATORS else "for nobody"
-        return f"it is protected: {owner.protected}; such processes are entered {whom} (protected in {self.path})"
+        who = "only administrators" if self.protected == ADMINISTRATORS else "nobody"
+        return f"it is protected: {owner.protected}; {who} can attach to such processes (protected in {self.path})"
 
     def _refuses_uids(self, owner: ProcessOwner) -> str:
         for uid in dict.fromkeys(owner.uids):
             if uid == 0:
                 if self.root == ALWAYS or (self.root == IN_CONTAINERS and owner.container):
                     continue
-                which = "outside of containers " if self.root == IN_CONTAINERS else ""
+                which = "outside containers " if self.root == IN_CONTAINERS else ""
                 return f"processes of root {which}are left alone (root = {self.root!r} in {self.path})"
             if uid == self.own_uid:
                 return f"uid {uid} is the attach helper itself"
             if uid in self.callers:
-                return f"uid {uid} is the caller, whose own processes are not entered"
+                return f"uid {uid} is a caller of the helper, which does not attach to processes of its callers"
             if uid in self.denied or uid not in self.users:
                 return f"processes of uid {uid} are left alone (users and denied_users in {self.path})"
         return "" if owner.uids else "its owner cannot be determined"

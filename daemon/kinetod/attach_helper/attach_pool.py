@@ -101,7 +101,7 @@ class _Helper(WarmChild):
         try:
             answer = json.loads(data) if data else None
             if not isinstance(answer, dict) or answer.get("id") != request["id"] or len(fds) > 1:
-                raise Crashed("it answered another request" if data else "it ended")
+                raise Crashed("it answered a different request" if data else "it ended")
             self.has_answered = True
             return answer, fds.pop() if fds else None
         except (ValueError, RecursionError) as exc:
@@ -164,13 +164,13 @@ class AttachHelpers:
                     if exc.how != _KILLED or killed == _HELPERS_KILLED:
                         raise
                     # By its watchdog, on a busy machine: the process is unchanged, or ignores what it has received.
-                    log.warning("the helper that attached to process %d was killed: another one tries again", key.pid)
+                    log.warning("the helper attaching to process %d was killed: trying again with another one", key.pid)
                     await asyncio.sleep(_PAUSE_S * 2 ** (killed - 1))
         except NeverStarted:
             raise AttachError(
                 AttachCode.FAILED,
                 f"process {key.pid} was not touched: the daemon's attach helper did not start within {start_s:g} s. "
-                "Has this host too little processor time or memory for it? Try again",
+                "The host may be short of CPU time or memory; try again",
             ) from None
         except OSError as exc:
             raise AttachError(
@@ -181,16 +181,16 @@ class AttachHelpers:
             raise AttachError(
                 AttachCode.TIMEOUT,
                 f"process {key.pid} could not be attached to within {format_duration(int(deadline_s * 1e9))} (kinetod "
-                "--attach-deadline); code that it has received is ignored if it runs later. Is it in a long call that "
-                "holds the GIL, or does it release the GIL for only microseconds at a time? Try again",
+                "--attach-deadline); the injected code does nothing if it runs later. Is the process in a long call "
+                "that holds the GIL, or does it release the GIL for only microseconds at a time? Try again",
             ) from None
         except Crashed as exc:
             log.error("attaching to process %d crashed its helper (%s)", key.pid, exc)
             raise AttachError(
                 AttachCode.FAILED,
-                f"the helper that attached to process {key.pid} crashed ({exc.how}). If it was killed by SIGKILL, it "
-                "had too little processor time to let a thread of the process go within 20 ms. The daemon's log may "
-                "say more; try again",
+                f"the helper attaching to process {key.pid} crashed ({exc.how}). If it was killed by SIGKILL, it had "
+                "too little CPU time to release a thread of the process within 20 ms. The daemon's log may have more "
+                "details; try again",
             ) from exc
         return _outcome(answer, fd, key)
 
@@ -335,7 +335,8 @@ def _outcome(answer: Mapping[str, Any], fd: int | None, key: ProcessKey) -> tupl
         code = AttachCode(str(answer.get("code")))
     except ValueError:
         code = AttachCode.FAILED
-    reason = clean(str(answer.get("reason", "")), 1000) or f"the helper did not say why process {key.pid} has no agent"
+    unknown = f"attaching to process {key.pid} failed, and the helper gave no reason"
+    reason = clean(str(answer.get("reason", "")), 1000) or unknown
     raise AttachError(code, reason)
 
 

@@ -76,7 +76,7 @@ def answer(data: bytes, attempt: Attempt, descriptor: int | None = None) -> tupl
         if pid in (os.getpid(), os.getppid()):
             raise AttachError(
                 AttachCode.UNSUITABLE,
-                f"process {pid} is kinetod itself or its attach helper, which cannot be traced; name another process",
+                f"process {pid} is kinetod itself or its attach helper, which cannot be traced; choose another process",
             )
         request.check_process()
         attached, channel = attempt(request)
@@ -134,9 +134,9 @@ def main() -> int:
     try:
         sock = socket.socket(fileno=0)
         if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-            raise OSError("it is another kind of socket")
+            raise OSError("it is a different kind of socket")
     except OSError as exc:
-        print(f"standard input is not a sequenced-packet socket ({exc}); kinetod starts this", file=sys.stderr)  # noqa: T201
+        print(f"standard input is not a sequenced-packet socket ({exc}); this is for kinetod to start", file=sys.stderr)  # noqa: T201
         return 2
     with contextlib.suppress(OSError):  # no process is left to us: attaches are as safe, except when we are stopped
         WATCHDOG.start()

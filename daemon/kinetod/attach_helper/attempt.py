@@ -97,7 +97,7 @@ def attach(request: AttachRequest) -> tuple[Attached, socket.socket]:
         with contextlib.closing(image.memory):  # an error that passed through several frames may keep it for long
             return _entered(request, image)
     except OSError as exc:
-        raise AttachError(AttachCode.FAILED, f"process {pid} could not be looked at: {exc}; try again") from exc
+        raise AttachError(AttachCode.FAILED, f"process {pid} could not be inspected: {exc}; try again") from exc
 
 
 def _entered(request: AttachRequest, image: TargetImage) -> tuple[Attached, socket.socket]:
@@ -204,7 +204,7 @@ def _take_turns(image: TargetImage, methods: Sequence[Method], bootstrap: Bootst
                 handed_over, stopped_ns = method.name, max(stopped_ns, stop.stopped_ns)
                 patience_s = PATIENCE_S if stop.tid in (0, image.pid) else BYSTANDER_PATIENCE_S
             if handed and (channel := _patiently(image, bootstrap, min(patience_s, deadline.left_s), handed)):
-                log.debug("process %d: our code runs", image.pid)
+                log.debug("process %d: the injected code is running", image.pid)
                 return Taken(handed_over, stopped_ns, channel)
             standstill.check(image.pid)
             if any(each.begun() for each in handed):  # a second thread would only wait, too
@@ -239,7 +239,7 @@ def _hand_over(method: Method, image: TargetImage, bootstrap: Bootstrap, deadlin
         return method.hand_over(image, bootstrap, deadline)
     except OSError as exc:
         raise AttachError(
-            AttachCode.FAILED, f"process {image.pid} could not be entered by {method.name}: {exc}; try again"
+            AttachCode.FAILED, f"could not attach to process {image.pid} by {method.name}: {exc}; try again"
         ) from exc
 
 
@@ -268,11 +268,11 @@ def _asleep_since(pid: int, proc: Path = PROC) -> str:
 def _timeout(pid: int, error: AttachError | None) -> AttachError:
     """Error for a passed deadline. error: why another method could not be used."""
     delay = standstill.delay(pid)
-    why = f"Its new thread waits for {delay}." if delay else "Is it in a long call that holds the GIL?"
+    why = f"Its new thread is waiting for {delay}." if delay else "Is it in a long call that holds the GIL?"
     besides = f" (Another method failed too: {error.reason})" if error is not None else ""
     return AttachError(
         AttachCode.TIMEOUT,
         f"process {pid} did not run the injected code before the attach deadline (kinetod --attach-deadline); the code "
-        f"is ignored if it runs later. {why} Try again"
+        f"does nothing if it runs later. {why} Try again"
         f"{besides}",
     )

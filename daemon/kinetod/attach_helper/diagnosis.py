@@ -120,7 +120,7 @@ def _not_needed(finding: Finding) -> Finding:
 def _namespaces(subject: Subject) -> Finding:
     found = subject.process
     if found.foreign_namespaces is None:
-        return Finding("namespaces", Status.UNKNOWN, "the daemon may not read them")
+        return Finding("namespaces", Status.UNKNOWN, "the daemon is not allowed to read them")
     if not found.foreign_namespaces:
         return Finding("namespaces", Status.OK, "the daemon's own")
     detail = f"its own {', '.join(found.foreign_namespaces)}"
@@ -131,7 +131,7 @@ def _namespaces(subject: Subject) -> Finding:
 
 def _libc(mapped: MappedFacts | None) -> Finding:
     if mapped is None:
-        return Finding("libc", Status.UNKNOWN, "the daemon may not read its mappings")
+        return Finding("libc", Status.UNKNOWN, "the daemon is not allowed to read its memory mappings")
     if mapped.libc == "glibc":
         return Finding("libc", Status.OK, "glibc")
     if mapped.libc == "musl":
@@ -148,13 +148,13 @@ def _agent(agent: KnownAgent) -> Finding:
         detail = f"kineto-agent {agent.version}, {origin}, busy with capture {agent.capture_id}"
         return Finding(name, Status.NOTE, detail, "wait until that capture ends, or cancel it")
     if agent.state == _INCOMPATIBLE:
-        detail = "it has an agent of another protocol version than this daemon's"
+        detail = "its agent and this daemon speak different protocol versions"
         advice = "install the same version of kineto-agent and kinetod and restart the older one"
         return Finding(name, Status.PROBLEM, detail, advice, AttachCode.FAILED)
     if not agent.attaching:
         advice = "start kinetod without --no-attach, or the process with the agent: `kinetoctl run -- <command>`"
         return Finding(name, Status.PROBLEM, "none, and this daemon does not inject agents", advice, AttachCode.FAILED)
-    return Finding(name, Status.OK, "none yet: a capture injects it")
+    return Finding(name, Status.OK, "none yet: a capture will inject it")
 
 
 def _method(subject: Subject, *, usable: bool, blocked: bool) -> Finding:
@@ -162,7 +162,7 @@ def _method(subject: Subject, *, usable: bool, blocked: bool) -> Finding:
     if blocked or (image is None and not usable):
         return Finding("method", Status.PROBLEM, "none: a capture is not possible", "see the problems above")
     if usable:
-        return Finding("method", Status.OK, f"{AGENT}: the one that the process has")
+        return Finding("method", Status.OK, f"{AGENT}: the process already has one")
     assert image is not None
     if image.python is None:
         assert uses_cuda(image)  # otherwise the rule `interpreter` has found a problem
@@ -181,7 +181,7 @@ def _main_thread_waits(pid: int) -> bool:
 
 def _cuda(mapped: MappedFacts | None) -> Finding:
     if mapped is None:
-        return Finding("cuda", Status.UNKNOWN, "the daemon may not read its mappings")
+        return Finding("cuda", Status.UNKNOWN, "the daemon is not allowed to read its memory mappings")
     parts = [*mapped.cuda, *(f"{path} open" for path in mapped.gpu_files if path[-1].isdigit())]
     if mapped.cuda:
         return Finding("cuda", Status.OK, ", ".join(parts))
@@ -191,16 +191,16 @@ def _cuda(mapped: MappedFacts | None) -> Finding:
 def _cupti(subject: Subject, mapped: MappedFacts | None) -> Finding:
     name, image = "cupti", subject.image
     if mapped is None or image is None:
-        return Finding(name, Status.UNKNOWN, "the daemon may not read its mappings")
+        return Finding(name, Status.UNKNOWN, "the daemon is not allowed to read its memory mappings")
     if mapped.cupti:
         function = image.symbol_in(("libcupti.so",), cupti_search.FUNCTION)
         version = cupti_search.version_in_memory(image.memory, function) if function else None
         return _cupti_finding(f"{mapped.cupti}, loaded", version)
     if not mapped.cuda:
-        return Finding(name, Status.NOTE, "not loaded, nor is CUDA")
+        return Finding(name, Status.NOTE, "not loaded, and neither is CUDA")
     found = _installed_cupti(subject.process.pid, mapped)
     if found is None:
-        advice = f"install the CUPTI of its CUDA version, or start it with {env.CUPTI_LIBRARY}"
+        advice = f"install the CUPTI of its CUDA version, or start the process with {env.CUPTI_LIBRARY} set"
         detail = "not loaded, and not found in the usual places; the agent also searches Python's own paths"
         return Finding(name, Status.UNKNOWN, detail, advice)
     path, file = found
@@ -209,18 +209,18 @@ def _cupti(subject: Subject, mapped: MappedFacts | None) -> Finding:
 
 def _cupti_finding(where: str, version: int | None) -> Finding:
     if version is None:
-        return Finding("cupti", Status.UNKNOWN, f"{where}, of a version that cannot be determined from outside")
+        return Finding("cupti", Status.UNKNOWN, f"{where}; its version cannot be determined from outside")
     if version in RELEASES:
-        return Finding("cupti", Status.OK, f"{where}, of CUDA {RELEASES[version]} (version {version})")
-    advice = "GPU activities need a newer kinetod, which knows that version"
-    return Finding("cupti", Status.NOTE, f"{where}, of version {version}, which this kinetod does not know", advice)
+        return Finding("cupti", Status.OK, f"{where}, from CUDA {RELEASES[version]} (version {version})")
+    advice = "GPU activities need a newer kinetod that supports this version"
+    return Finding("cupti", Status.NOTE, f"{where}, version {version}, which this kinetod does not support", advice)
 
 
 def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
     """Whether the process has graphs is not visible from outside; its device code and an earlier capture are."""
     name = "cuda_graphs"
     if mapped is None:
-        return Finding(name, Status.UNKNOWN, "the daemon may not read its mappings")
+        return Finding(name, Status.UNKNOWN, "the daemon is not allowed to read its memory mappings")
     if not mapped.cuda:
         return Finding(name, Status.OK, "none without CUDA")
     if file := device_graph_code.find(subject.process.pid):
@@ -229,10 +229,10 @@ def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
     if mapped.cupti_stays:
         detail = "a capture has recorded graph launches, or could not rule them out: CUPTI stays until the process ends"
         return Finding(
-            name, Status.NOTE, detail, "graph launches already take slightly longer; more captures add nothing"
+            name, Status.NOTE, detail, "graph launches already take slightly longer; more captures do not add to that"
         )
     detail = (
-        "if it launches any during a capture, CUPTI stays attached afterwards, since detaching would end the program"
+        "if it launches graphs during a capture, CUPTI stays attached afterwards, since detaching would end the program"
     )
     return Finding(name, Status.OK, detail)
 
@@ -252,17 +252,17 @@ def _installed_cupti(pid: int, mapped: MappedFacts) -> tuple[str, Path] | None:
 
 def _profilers(mapped: MappedFacts | None) -> Finding:
     if mapped is None:
-        return Finding(profilers.NAME, Status.UNKNOWN, "the daemon may not read its mappings")
+        return Finding(profilers.NAME, Status.UNKNOWN, "the daemon is not allowed to read its memory mappings")
     return profilers.library_finding(mapped.profilers)
 
 
 def _torch(mapped: MappedFacts | None) -> Finding:
     if mapped is None:
-        return Finding("torch", Status.UNKNOWN, "the daemon may not read its mappings")
+        return Finding("torch", Status.UNKNOWN, "the daemon is not allowed to read its memory mappings")
     if not mapped.torch:
         return Finding("torch", Status.OK, "not loaded")
     detail = f"loaded ({mapped.torch}); whether its profiler is recording cannot be seen from outside"
-    return Finding("torch", Status.NOTE, detail, "while torch.profiler records, a capture gets no CUDA calls")
+    return Finding("torch", Status.NOTE, detail, "while torch.profiler is recording, a capture contains no CUDA calls")
 
 
 def kineto_start(pid: int, proc: Path = PROC) -> KinetoStart | None:

@@ -36,7 +36,8 @@ class DiagnosisProcess:
                 ended = await child.ask_once(self._command, question, answer.extend, deadline_s=self._deadline_s)
         if ended.status is None:
             log.warning("inspecting process %d took longer than %g s", pid, self._deadline_s)
-            return _no_answer(f"inspecting it took longer than {self._deadline_s:g} s: what it maps does not respond")
+            slow = "a file that it has mapped may be on a file system that is not responding"
+            return _no_answer(f"inspecting it took longer than {self._deadline_s:g} s: {slow}")
         if ended.status == _NO_SUCH_PROCESS:
             raise ProcessLookupError(ended.errors)
         try:

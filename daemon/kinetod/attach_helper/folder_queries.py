@@ -24,7 +24,7 @@ MAKE, TRY, REOPEN, LOOK, OPEN, REMOVE = "make", "try", "reopen", "look", "open",
 NOTHING = "nothing"  # an answer to it shows that the helper has started
 _MAX_MOUNTS_BYTES = 4 << 20
 _AGENT = "let kinetod's agent record (--recorder agent)"
-_ELSEWHERE = "let KINETO_ONDEMAND_TRACE_DIR of the process name a folder that"
+_ELSEWHERE = "set KINETO_ONDEMAND_TRACE_DIR in the process's environment to a folder that"
 
 Answered = tuple[dict[str, Any], int | None]
 
@@ -100,8 +100,8 @@ def _answering(pid: int, where: str, proc: Path) -> Callable[[int], None]:
         found = types.get(mount_id(descriptor), "")
         if found == "fuse" or found.startswith("fuse."):
             raise FolderUnreachable(
-                f"{where} of process {pid}, where its libkineto writes, lies on a file system that a program serves "
-                f"({found}), which the attach helper does not enter; {_ELSEWHERE} lies on another one, or {_AGENT}"
+                f"{where} of process {pid}, where its libkineto writes, is on a FUSE file system ({found}), which the "
+                f"attach helper does not access; {_ELSEWHERE} is on another file system, or {_AGENT}"
             )
 
     return check
@@ -120,14 +120,14 @@ def _why_not_made(pid: int, where: str, exc: OSError) -> str:
     what = f"{where} of process {pid}, where its libkineto writes,"
     if exc.errno == errno.EOVERFLOW:
         return (
-            f"{what} lies in a user namespace that has no number for the attach helper's user (uid {os.geteuid()}), so "
-            f"that the helper can make no folder there; {_AGENT}, or run a daemon of the process's own user"
+            f"{what} is in a user namespace that does not map the attach helper's user (uid {os.geteuid()}), so the "
+            f"helper cannot create a folder there; {_AGENT}, or run a daemon as the process's own user"
         )
     if exc.errno in (errno.EACCES, errno.EPERM):
         return (
-            f"{what} may not be written to by the attach helper's user (uid {os.geteuid()}); {_ELSEWHERE} everybody "
-            f"may write to (chmod 1777), or {_AGENT}"
+            f"{what} is not writable for the attach helper's user (uid {os.geteuid()}); {_ELSEWHERE} everybody can "
+            f"write to (chmod 1777), or {_AGENT}"
         )
     if exc.errno == errno.EROFS:
-        return f"{what} is read-only; {_ELSEWHERE} can be written to, or {_AGENT}"
-    return f"the attach helper can make no folder in {what} {exc.strerror or exc}; {_AGENT}"
+        return f"{what} is read-only; {_ELSEWHERE} is writable, or {_AGENT}"
+    return f"the attach helper cannot create a folder in {what.removesuffix(',')}: {exc.strerror or exc}; {_AGENT}"

@@ -202,9 +202,9 @@ class HelperService:
                     if isinstance(said, wanted):
                         answers.append(said)
                     else:
-                        log.warning("%s some processes are not known: %s", what, refusal(said, 0).reason)
+                        log.warning("%s some processes are unknown: %s", what, refusal(said, 0).reason)
         except HelperUnreachable as exc:
-            log.warning("%s other users' processes are not known: %s", what, self._unreachable(str(exc)))
+            log.warning("%s other users' processes are unknown: %s", what, self._unreachable(str(exc)))
         return answers
 
     async def device_graphs(self, key: ProcessKey) -> str:
@@ -246,7 +246,7 @@ class HelperService:
                     else:
                         opened[said.namespace] = socket.socket(fileno=descriptor)
         except HelperUnreachable as exc:
-            log.warning("network namespaces of containers cannot be served: %s", self._unreachable(str(exc)))
+            log.warning("cannot serve the network namespaces of containers: %s", self._unreachable(str(exc)))
             for sock in opened.values():
                 sock.close()
             return None
@@ -305,7 +305,7 @@ class _Conversation:
             async with asyncio.timeout_at(self._end):
                 self._sock = await connected(self._path)
         except TimeoutError as exc:
-            raise HelperUnreachable("it does not answer") from exc
+            raise HelperUnreachable("it is not responding") from exc
         except OSError as exc:
             raise HelperUnreachable(exc.strerror or str(exc)) from exc
         return self
@@ -320,7 +320,7 @@ class _Conversation:
                 await asyncio.get_running_loop().sock_sendall(self._sock, messages.encode(asked))
                 packet, fds = await receive(self._sock, messages.MAX_ANSWER_BYTES + 1)
         except TimeoutError as exc:
-            raise HelperUnreachable("it does not answer") from exc
+            raise HelperUnreachable("it is not responding") from exc
         except OSError as exc:
             raise HelperUnreachable(exc.strerror or str(exc)) from exc
         try:
@@ -385,7 +385,7 @@ def refusal(said: messages.Answer, pid: int) -> AttachError:
     if code in {each.value for each in AttachCode}:
         return AttachError(AttachCode(code), reason)
     kind = AttachCode.NOT_PERMITTED if code == "CALLER" else AttachCode.FAILED
-    return AttachError(kind, f"process {pid}: the attach helper refuses this daemon: {reason}")
+    return AttachError(kind, f"process {pid}: the attach helper refused this daemon: {reason}")
 
 
 def _no_diagnosis(name: str, why: str, code: AttachCode = AttachCode.FAILED) -> Diagnosis:

@@ -122,11 +122,11 @@ def _result(said: messages.Answer) -> str:
     if isinstance(said, messages.PollSockets) and said.namespace:
         return f"network namespace {said.namespace}: {said.problem or 'opened'}"
     if isinstance(said, messages.FolderMade):
-        return f"made {clean(said.path, 600)}"
+        return f"created {clean(said.path, 600)}"
     if isinstance(said, messages.TraceFileReply) and said.refused:
         return f"refused the file: {clean(said.refused, 500)}"
     if isinstance(said, messages.AttachReply):
-        return f"done by {said.method}, one thread was stopped for {said.stopped_ns / 1e6:.2f} ms"
+        return f"done by {said.method}; one thread was stopped for {said.stopped_ns / 1e6:.2f} ms"
     return "done"
 
 
@@ -210,9 +210,10 @@ class AttachService:
                 AttachCode.GONE, f"process {key.pid} has ended; `kinetoctl ps --all` lists the others"
             ) from None
         if key.pid == os.getpid() or _is_child(key.pid, self._proc):
-            raise Denial(AttachCode.UNSUITABLE, f"process {key.pid} is the attach helper itself; name another process")
+            reason = f"process {key.pid} is the attach helper itself; choose another process"
+            raise Denial(AttachCode.UNSUITABLE, reason)
         if key.pid == caller.pid:
-            raise Denial(AttachCode.UNSUITABLE, f"process {key.pid} is the caller itself; name another process")
+            raise Denial(AttachCode.UNSUITABLE, f"process {key.pid} is the caller itself; choose another process")
         if why := policy.refuses_owner(owner(key.pid, found, self._proc), administrator=administrator):
             raise Denial(AttachCode.NOT_PERMITTED, f"process {key.pid}: the attach helper's policy forbids it: {why}")
         fair_share_key.set(f"uid {found.uid}")
@@ -337,7 +338,7 @@ class AttachService:
             sock.close()
             if not isinstance(exc, OSError):  # a TimeoutError is one
                 raise
-            why = exc.strerror or f"it does not answer within {KUBELET_S:g} s"
+            why = exc.strerror or f"it did not respond within {KUBELET_S:g} s"
             raise Denial(AttachCode.FAILED, f"{path}: {why}; is the node's folder mounted?") from exc
         return messages.Connected(), sock
 
@@ -385,7 +386,8 @@ class AttachService:
         try:
             return await self._lookers.ask(question, deadline_s=LOOK_S, start_s=WARM_UP_S)
         except TooLate:
-            reason = f"inspecting these processes took longer than {LOOK_S:g} s: what one of them maps does not respond"
+            slow = "a file that one of them has mapped may be on a file system that is not responding"
+            reason = f"inspecting these processes took longer than {LOOK_S:g} s: {slow}"
         except (OSError, Crashed) as exc:
             reason = f"inspecting these processes failed: {exc}"
         raise Denial(AttachCode.FAILED, reason)

@@ -59,8 +59,8 @@ FETCH_S = 60.0  # from the end of a process until the front end has opened its f
 REAP_PERIOD_S = 5.0
 _MAX_REASON_CHARS = 1000
 _NO_ANSWER = (
-    f"the folder where libkineto writes did not answer within {ASK_S:g} s; is it on a network? Let kinetod's agent "
-    "record (--recorder agent)."
+    f"the folder where libkineto writes did not respond within {ASK_S:g} s; is it on a network file system? Let "
+    "kinetod's agent record (--recorder agent)."
 )
 Check = Callable[[], Credentials]  # raises Denial, with AttachCode.GONE if the process has ended
 
@@ -184,8 +184,8 @@ class KeptFolders:
         if own >= MAX_PER_USER or self.count + self._making.total() >= MAX_FOLDERS:
             raise Denial(
                 AttachCode.FAILED,
-                f"the attach helper keeps {self.count} folders for libkineto's traces, {own} of them for uid {uid}, "
-                f"and no more than {MAX_FOLDERS}, {MAX_PER_USER} for one user; wait for the end of other captures",
+                f"the attach helper already keeps {self.count} folders for libkineto's traces (at most {MAX_FOLDERS}), "
+                f"{own} of them for uid {uid} (at most {MAX_PER_USER} per user); wait until other captures have ended",
             )
 
     async def look(self, folder: KeptFolder) -> messages.FolderSeen:
@@ -229,7 +229,7 @@ class KeptFolders:
                     await self._remove_left(folder)
 
     async def _remove_left(self, folder: KeptFolder) -> None:
-        log.info("%s of process %d was left by its front end and is removed", folder.path, folder.key.pid)
+        log.info("%s of process %d was abandoned by its front end: removing it", folder.path, folder.key.pid)
         try:
             await self.remove(folder)
         except Denial as exc:
@@ -287,7 +287,7 @@ class KeptFolders:
         if uid in self._hung and now < self._hung[uid].until_s:
             raise Denial(
                 AttachCode.FAILED,
-                f"{_NO_ANSWER} Folders of uid {uid} are left alone for {self._hung[uid].pause_s:.0f} s",
+                f"{_NO_ANSWER} Folders of uid {uid} are not used for {self._hung[uid].pause_s:.0f} s",
             )
 
 
@@ -316,7 +316,7 @@ async def use_folder(
         return await folders.remove(kept), None
     folder = await _allowed(folders, kept, asked, check, policy, proc)
     if folder.file != asked.file:
-        raise Denial(AttachCode.NOT_PERMITTED, f"{folder.path} was made for another file than {asked.file}")
+        raise Denial(AttachCode.NOT_PERMITTED, f"{folder.path} was created for a file other than {asked.file}")
     if isinstance(asked, messages.RemoveFolder):
         return await folders.remove(folder), None
     if isinstance(asked, messages.LookIntoFolder):

@@ -60,7 +60,8 @@ class WrongVersion(BadMessage):
     """The packet has another protocol version."""
 
     def __init__(self, theirs: int) -> None:
-        super().__init__(f"it speaks version {theirs} of the attach helper's protocol, and this side version {VERSION}")
+        both = f"it speaks version {theirs} of the attach helper's protocol, but this side speaks version {VERSION}"
+        super().__init__(both)
         self.theirs = theirs
 
 

@@ -190,4 +190,4 @@ def invalid(field: str, problem: str) -> InvalidRequest:
 def check_shown(field: str, text: str) -> None:
     """Rejects text with control characters, since others see it in terminals and logs. Raises InvalidRequest."""
     if one_line(text) != text:
-        raise invalid(field, f"must not have control characters, got '{one_line(text[:80])}'")
+        raise invalid(field, f"must not contain control characters, got '{one_line(text[:80])}'")

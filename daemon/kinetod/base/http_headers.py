@@ -26,14 +26,14 @@ def headers_in(content: bytes) -> dict[str, str]:
     try:
         lines = content.decode("ascii").splitlines()
     except UnicodeDecodeError:
-        raise ValueError("has bytes that are not ASCII") from None
+        raise ValueError("contains non-ASCII bytes") from None
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, separator, value = line.partition(":")
         name, value = name.strip().lower(), value.strip()
         if not separator or not _NAME.fullmatch(name) or not value.isprintable() or len(value) > MAX_HEADER_CHARS:
-            raise ValueError(f"line {number} is not `Name: value`")
+            raise ValueError(f"line {number} is not of the form `Name: value`")
         if name in _OURS:
             raise ValueError(f"line {number} sets {name}, which kinetod sets itself")
         found[name] = value
@@ -55,9 +55,9 @@ def webhook_secret_in(content: bytes) -> bytes:
         try:
             content = base64.b64decode(content.removeprefix(_PREFIX.encode()), validate=True)
         except binascii.Error as exc:
-            raise ValueError(f"has no valid base64 after {_PREFIX}: {exc}") from exc
+            raise ValueError(f"has invalid base64 after {_PREFIX}: {exc}") from exc
     if len(content) < LEAST_BYTES:
-        raise ValueError(f"has {len(content)} bytes; a secret needs {LEAST_BYTES} or more: openssl rand -base64 32")
+        raise ValueError(f"has {len(content)} bytes; a secret needs at least {LEAST_BYTES}: openssl rand -base64 32")
     return content
 
 

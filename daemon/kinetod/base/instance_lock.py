@@ -17,8 +17,8 @@ class Lock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except PermissionError as exc:
             raise StartError(
-                f"cannot open the lock file {path}: {exc.strerror}. If a kinetod of another user made it (sudo "
-                f"kinetod), give {path.parent} and all in it to this one's user (chown -R), or name another folder"
+                f"cannot open the lock file {path}: {exc.strerror}. If another user's kinetod created it (sudo "
+                f"kinetod), give {path.parent} and everything in it to this user (chown -R), or use another folder"
             ) from exc
         except OSError as exc:
             raise StartError(f"cannot open the lock file {path}: {exc.strerror}") from exc
@@ -28,7 +28,7 @@ class Lock:
             holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
             raise StartError(
-                f"another kinetod (pid {holder}) already uses {protects}; stop it, or give this one a different "
+                f"another kinetod (pid {holder}) is already using {protects}; stop it, or give this one a different "
                 "--state-dir, --agent-socket and --listen"
             ) from exc
         os.ftruncate(self._fd, 0)

@@ -18,6 +18,7 @@ NOBODYS_GROUP = 65534  # for a user without an entry in the host's database
 PTRACE_CAPABILITY = 19  # CAP_SYS_PTRACE
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
 _PR_SET_SECUREBITS, _SECBIT_NOROOT = 28, 1
+_PR_SET_KEEPCAPS = 8
 _VERSION_3 = 0x20080522
 _CAPABILITIES = struct.Struct("=6I")  # effective, permitted and inheritable: of the first 32, then of the others
 _NONE = bytes(_CAPABILITIES.size)
@@ -64,10 +65,14 @@ def change_user(uid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
-def act_as(uid: int) -> None:
-    """Opens files as another user from now on. That user can neither stop nor end this process. Raises OSError."""
-    os.setresgid(-1, _change_groups(uid), -1)
-    os.setresuid(-1, uid, -1)
+def become(uid: int) -> None:
+    """Changes the user for good as change_user does, but keeps what capabilities there are. Raises OSError.
+
+    All three uids change: a program that is started with two different ones counts as set-uid, and loses its ambient
+    capabilities on some kernels (seen on 6.1, not on 6.18).
+    """
+    prctl(_PR_SET_KEEPCAPS, 1)
+    change_user(uid)
 
 
 def _change_groups(uid: int) -> int:

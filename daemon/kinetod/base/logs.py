@@ -162,6 +162,6 @@ def text_lines(log: logging.Logger) -> Callable[[Mapping[str, Any]], None]:
 
     def write(line: Mapping[str, Any]) -> None:
         more = f" ({line['count']} more)" if "count" in line else ""
-        log.log(line.get("level", logging.WARNING), "%s%s", line.get("text", "more connections were refused"), more)
+        log.log(line.get("level", logging.WARNING), "%s%s", line.get("text", "other connections were refused"), more)
 
     return write

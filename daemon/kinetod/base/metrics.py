@@ -62,91 +62,96 @@ _BUILD.info({"version": __version__, "python_version": platform.python_version()
 _CAPTURES = _counter("kineto_captures", "Captures that have ended.", ["status"])
 _CAPTURE_S = _histogram(
     "kineto_capture_duration_seconds",
-    "Time from the request for a capture until its last target has its verdict.",
+    "Time from the request for a capture to the verdict of its last target.",
     ["status"],
     buckets=_LONG_S,
 )
 _TARGETS = _counter("kineto_targets", "Processes whose capture has ended, by verdict.", ["verdict", "reason"])
 _START_S = _histogram(
     "kineto_capture_start_seconds",
-    "Time from the request until a process collects: attach, wait for an iteration or start time, warm-up.",
+    "Time from the request until a process is recording: attach, wait for an iteration or start time, warm-up.",
     buckets=_WAIT_S,
 )
-_RECORDS = _counter("kineto_records", "Records taken by captures that have ended.", ["source"])
-_DROPPED = _counter("kineto_records_dropped", "Records lost because buffers were full, in ended captures.", ["source"])
-_RAW_BYTES = _counter("kineto_raw_bytes", "Raw records of captures that have ended.", ["source"])
+_RECORDS = _counter("kineto_records", "Records collected by captures that have ended.", ["source"])
+_DROPPED = _counter(
+    "kineto_records_dropped", "Records lost because buffers were full, in captures that have ended.", ["source"]
+)
+_RAW_BYTES = _counter("kineto_raw_bytes", "Size of the raw records of captures that have ended.", ["source"])
 
 _ATTACHES = _counter("kineto_attaches", "Agents attached to processes.", ["method"])
-ATTACH_FAILURES = _counter("kineto_attach_failures", "Processes that an agent could not be attached to.", ["reason"])
+ATTACH_FAILURES = _counter("kineto_attach_failures", "Processes to which no agent could be attached.", ["reason"])
 _ATTACH_S = _histogram(
     "kineto_attach_duration_seconds",
-    "Time from the request until our code ran in the process.",
+    "Time from the request until the agent's code ran in the process.",
     ["method"],
     buckets=_FAST_S,
 )
 _STOPPED_S = _histogram(
     "kineto_attach_stopped_seconds",
-    "The longest time that a thread of the process was stopped in an attach.",
+    "Longest time for which an attach stopped a thread of the process.",
     ["method"],
     buckets=_STOP_S,
 )
 
-_STORED = _counter("kineto_stored_bytes", "Bytes of finished trace files.", ["format"])
+_STORED = _counter("kineto_stored_bytes", "Size of finished trace files.", ["format"])
 _UPLOADED = _counter("kineto_uploaded_bytes", "Bytes uploaded and verified.")
 _UPLOAD_S = _histogram("kineto_upload_duration_seconds", "Time to upload one capture.", buckets=_LONG_S)
 _UPLOAD_FAILURES = _counter("kineto_upload_failures", "Upload attempts that failed.", ["reason"])
-UPLOADS_WAITING = _gauge("kineto_uploads_waiting", "Captures whose upload has not been verified.")
+UPLOADS_WAITING = _gauge("kineto_uploads_waiting", "Captures whose upload has not been verified yet.")
 _PRUNED = _counter("kineto_pruned_bytes", "Bytes removed by retention.", ["reason"])
 _PRUNED_CAPTURES = _counter("kineto_pruned_captures", "Captures removed by retention.", ["reason"])
 
 HOOKS = _counter(
     "kineto_hook_calls",
-    "Attempts to notify a command or an address that a capture has ended, or to push its profiles; dropped: there will "
-    "be none.",
+    "Attempts to run the command, call a webhook or push profiles for a capture that has ended; dropped: given up.",
     ["hook", "result"],
 )
-_HOOK_S = _histogram("kineto_hook_duration_seconds", "Time of one attempt of a hook.", ["hook"], buckets=_LONG_S)
-HOOKS_WAITING = _gauge("kineto_hooks_waiting", "Hooks that are in progress, or wait for their turn or a retry.")
+_HOOK_S = _histogram("kineto_hook_duration_seconds", "Time of one hook attempt.", ["hook"], buckets=_LONG_S)
+HOOKS_WAITING = _gauge("kineto_hooks_waiting", "Hooks that are in progress, or waiting for their turn or a retry.")
 
 _DECODE_WAIT_S = _histogram(
     "kineto_decode_queue_seconds", "Time that a target waits for a decode worker.", buckets=_WAIT_S
 )
 _DECODE_S = _histogram("kineto_decode_duration_seconds", "Time to decode one target.", ["outcome"], buckets=_LONG_S)
-_DECODE_WAITING = _gauge("kineto_decode_waiting", "Targets that wait for a decode worker.")
+_DECODE_WAITING = _gauge("kineto_decode_waiting", "Targets waiting for a decode worker.")
 DECODER_CRASHES = _counter("kineto_decode_worker_crashes", "Decode workers that crashed.")
 
 LINK_REFUSALS = _counter(
-    "kineto_link_refusals", "Connections to the agent socket that were refused or cut.", ["reason"]
+    "kineto_link_refusals", "Connections to the agent socket that were refused or closed.", ["reason"]
 )
-LINK_THROTTLED = _counter("kineto_link_throttled", "Times that an agent sent too much and was read more slowly.")
+LINK_THROTTLED = _counter(
+    "kineto_link_throttled", "Times that an agent sent too much, so that it was read more slowly."
+)
 
 POLLING_PROCESSES = _gauge("kineto_polling_processes", "Processes whose libkineto polls this daemon.")
-POLLS_ANSWERED = _counter("kineto_polls_answered", "Polls of libkineto that were answered.")
+POLLS_ANSWERED = _counter("kineto_polls_answered", "Polls from libkineto that were answered.")
 POLLED_CONFIGURATIONS = _counter(
     "kineto_polled_configurations",
-    "Configurations for libkineto: sent with a poll's answer, the same one again included, and taken by its profiler.",
+    "Configurations for libkineto: sent in answer to polls (repeats included), and accepted by its profiler.",
     ["event"],
 )
 POLLS_DROPPED = _counter(
-    "kineto_polls_dropped", "Datagrams of libkineto or its imitators that got no answer.", ["reason"]
+    "kineto_polls_dropped",
+    "Datagrams from libkineto, or from programs that imitate it, that were not answered.",
+    ["reason"],
 )
 
 _CALLS = _counter("kineto_grpc_requests", "gRPC calls that have ended.", ["method", "code"])
-_CALL_S = _histogram("kineto_grpc_request_duration_seconds", "gRPC calls.", ["method"], buckets=_FAST_S)
+_CALL_S = _histogram("kineto_grpc_request_duration_seconds", "Duration of gRPC calls.", ["method"], buckets=_FAST_S)
 _LIMITED = _counter(
     "kineto_limited_requests",
-    "Requests and connections that were refused because one caller, or all together, had too many.",
+    "Requests and connections refused or slowed down because one caller, or all together, exceeded a limit.",
     ["limit"],
 )
 _CALLS_RUNNING = _gauge("kineto_grpc_requests_running", "gRPC calls in progress.", ["method"])
 
 DYNOLOG_REQUESTS = _counter(
     "kineto_dynolog_requests",
-    "Requests of Dynolog's clients, by function and by what became of them.",
+    "Requests from Dynolog's clients, by function and outcome.",
     ["function", "outcome"],
 )
 DYNOLOG_FILES = _counter(
-    "kineto_dynolog_files", "Trace files that Dynolog's clients asked for outside the store.", ["result"]
+    "kineto_dynolog_files", "Trace files that Dynolog's clients asked to be written outside the store.", ["result"]
 )
 
 LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")

@@ -19,16 +19,18 @@ def checked_url(text: str) -> str:
     if scheme_of(text) not in SCHEMES or not text.isprintable():
         raise ValueError(f"expected s3://bucket/prefix, gs://…, az://container/… or file:///path, got {text!r:.80}")
     if "@" in parts.netloc:
-        raise ValueError("contains a user or key; put credentials into the store's own files or variables")
+        raise ValueError("contains a user or key; put credentials in the store's own files or environment variables")
     if parts.query or parts.fragment:
-        raise ValueError("has a query or fragment (?… or #…); put the store's settings into its own files or variables")
+        raise ValueError(
+            "has a query or fragment (?… or #…); put settings in the store's own files or environment variables"
+        )
     if ".." in parts.path.split("/") or "//" in parts.path:
-        raise ValueError("has .. or an empty segment in its path")
+        raise ValueError("contains .. or an empty segment in its path")
     if parts.scheme == "file":
         if parts.netloc or not parts.path.strip("/"):
             raise ValueError("must be file:///absolute/path")
     elif not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", parts.netloc):
-        raise ValueError(f"{parts.netloc!r:.80} is not a valid name of a bucket or container")
+        raise ValueError(f"{parts.netloc!r:.80} is not a valid bucket or container name")
     return text.rstrip("/")
 
 
@@ -36,7 +38,7 @@ def checked_endpoint(text: str) -> str:
     """Checks an endpoint: http://host:port, https://…, or "". Raises ValueError."""
     parts = urlsplit(text)
     if text and (parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query):
-        raise ValueError("expected https://host:port, without a user or key in it")
+        raise ValueError("expected https://host:port, without a user or key")
     return text.rstrip("/")
 
 

@@ -69,7 +69,7 @@ def users_of(file: CallersAndUsers, path: Path, uid_of: Callable[[str], int] | N
         except ValueError as exc:
             raise PolicyError(f"{path}: {name}: {exc}") from exc
     if lists["callers"].everybody:
-        raise PolicyError(f"{path}: callers: must name individual users: a range of all users includes root")
+        raise PolicyError(f"{path}: callers: must name individual users; {ANYBODY!r} would include root")
     return PolicyUsers(lists["callers"], lists["users"], lists["denied_users"])
 
 
@@ -77,16 +77,16 @@ def _read(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:
-        raise PolicyError(f"{path}: {exc.strerror}; without it no caller is served") from exc
+        raise PolicyError(f"{path}: {exc.strerror}; without this file no caller is served") from exc
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise PolicyError(f"{path} is not a regular file")
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-            raise PolicyError(f"{path} is writable by users other than root; chown root {path}; chmod 0644 {path}")
+            raise PolicyError(f"{path} is writable by users other than root; run chown root {path}; chmod 0644 {path}")
         text = os.read(descriptor, MAX_FILE_BYTES + 1)
     except OSError as exc:
-        raise PolicyError(f"{path}: {exc.strerror}; without it no caller is served") from exc
+        raise PolicyError(f"{path}: {exc.strerror}; without this file no caller is served") from exc
     finally:
         os.close(descriptor)
     if len(text) > MAX_FILE_BYTES:
@@ -109,7 +109,7 @@ def _range(entry: str, look_up: Callable[[str], int]) -> tuple[int, int]:
     if low.isascii() and low.isdecimal() and (not dash or (high.isascii() and high.isdecimal())):
         first, last = int(low), int(high or low)
         if not first <= last <= _MAX_UID:
-            raise ValueError(f"{entry!r} is not a range of user ids")
+            raise ValueError(f"{entry!r} is not a valid range of user ids")
         return first, last
     try:
         uid = look_up(entry)

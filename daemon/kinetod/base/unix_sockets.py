@@ -169,6 +169,6 @@ def remove_stale_socket(path: Path) -> None:
                     continue
                 if exc.errno in (errno.ECONNREFUSED, errno.ENOENT):
                     break
-                raise StartError(f"{path} cannot be checked: {exc.strerror or exc}") from exc
-            raise StartError(f"something already listens on {path}; stop it or choose another path")
+                raise StartError(f"cannot check whether {path} is in use: {exc.strerror or exc}") from exc
+            raise StartError(f"something is already listening on {path}; stop it or choose another path")
     path.unlink(missing_ok=True)

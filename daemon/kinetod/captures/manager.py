@@ -296,8 +296,8 @@ class CaptureManager:
     async def _run(self, running: Running) -> None:
         capture = running.capture
         numbers = {id(target): number for number, target in enumerate(capture.targets)}
-        how = "waits to be started" if running.waits else "starts"
-        log.info("capture %s of %d processes %s", capture.id, len(capture.targets), how)
+        how = "is waiting to be started" if running.waits else "is starting"
+        log.info("capture %s %s (targets: %d)", capture.id, how, len(capture.targets))
 
         async def run_one(run: TracedTarget) -> None:
             await run.wait_until_begun()
@@ -373,7 +373,7 @@ class CaptureManager:
                 await self._store.run(self._store.save_answer, capture.id, answer)
                 capture.answer.CopyFrom(answer)
         except KinetodError as exc:
-            log.warning("the answer about capture %s is not stored: %s", capture.id, exc)
+            log.warning("cannot store the answer about capture %s: %s", capture.id, exc)
         finally:
             self.on_answer(capture)
 
@@ -488,7 +488,7 @@ class CaptureManager:
         if capture_id in self._running:
             what = "is running; cancel it first"
             if running is not None and running.capture.ended_ns:
-                what = f"has ended, but that cannot be stored yet; is the disk of {self._store.state_dir} full?"
+                what = f"has ended, but its end cannot be stored yet; is the disk of {self._store.state_dir} full?"
             raise Precondition(Reason.CAPTURE_RUNNING, f"capture {capture_id} {what}", capture_id=capture_id)
         await self._keeping.delete(await self.get(capture_id), keep_uploaded=keep_uploaded)
 
@@ -520,7 +520,7 @@ class CaptureManager:
         for running in self._running.values():
             outcome, reason = EndState.PARTIAL, f"the daemon was stopped{KEPT}"
             if running.waits:
-                outcome, reason = EndState.FAILED, "the daemon was stopped while the capture waited to be started"
+                outcome, reason = EndState.FAILED, "the daemon was stopped while the capture was waiting to be started"
             for run in running.runs:
                 run.stop(Ending(outcome, VerdictReason.DAEMON_STOPPED, reason), grace_s=STOP_GRACE_S)
         if tasks:

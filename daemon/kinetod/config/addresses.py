@@ -84,7 +84,7 @@ def checked_webhook(text: str) -> str:
     if parts.scheme not in ("https", "http") or not parts.hostname or not text.isprintable() or " " in text:
         raise ValueError(f"expected https://host/path, got {text!r:.80}")
     if "@" in parts.netloc:
-        raise ValueError("contains a user or password; to prove the sender, use hooks.webhook_secret")
+        raise ValueError("contains a user or password; to authenticate the sender, use hooks.webhook_secret")
     if parts.fragment:
         raise ValueError("has a fragment (#…), which is never sent")
     try:
@@ -92,7 +92,7 @@ def checked_webhook(text: str) -> str:
     except ValueError as exc:
         raise ValueError(f"{text!r:.80}: {exc}") from None
     if parts.scheme == "http" and not is_loopback(parts.hostname):
-        raise ValueError(f"{text!r:.80} would leave this host unencrypted; use https://…")
+        raise ValueError(f"{text!r:.80} would send data to another host unencrypted; use https://…")
     return text
 
 
@@ -200,15 +200,15 @@ def parse_profiles(text: str) -> ProfileAddress:
         raise ValueError(f"expected {_EXPECTED}, got {text!r:.80}")
     form, scheme = _SCHEMES[parts.scheme]
     if "@" in parts.netloc:
-        raise ValueError("contains a user or password; put an Authorization header into hooks.profiles_headers")
+        raise ValueError("contains a user or password; put an Authorization header in hooks.profiles_headers")
     if parts.query or parts.fragment:
-        raise ValueError("has a query or fragment (?… or #…); put keys into hooks.profiles_headers")
+        raise ValueError("has a query or fragment (?… or #…); put keys in hooks.profiles_headers")
     try:
         port = parts.port
     except ValueError as exc:
         raise ValueError(f"{text!r:.80}: {exc}") from None
     if scheme == "http" and not is_loopback(parts.hostname):
-        raise ValueError(f"{text!r:.80} would leave this host unencrypted; use {parts.scheme}s://…")
+        raise ValueError(f"{text!r:.80} would send data to another host unencrypted; use {parts.scheme}s://…")
     if form is ProfileForm.OTLP_GRPC:
         if port is None or parts.path.strip("/"):
             raise ValueError(f"expected {parts.scheme}://host:port without a path, got {text!r:.80}")

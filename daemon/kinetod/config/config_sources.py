@@ -167,7 +167,7 @@ def _strange_variables(environ: Mapping[str, str]) -> Iterator[str]:
     known = {CONFIG_VARIABLE, *(key.variable for key in KEYS)}
     for name in sorted(environ):
         if name.startswith(VARIABLE_PREFIX) and name not in known:
-            yield f"kinetod has no variable {name}{_did_you_mean(name, known)}"
+            yield f"kinetod has no environment variable {name}{_did_you_mean(name, known)}"
 
 
 # the file
@@ -188,7 +188,7 @@ class _ConfigFile(NamedTuple):
     def secrecy(self, key: SettingSpec) -> Iterator[Problem]:
         """Problems with keeping a secret in this file."""
         if key.secret and self.values[key.name] and self.mode & stat.S_IROTH:
-            text = f"is a secret, and everybody can read the file (mode {self.mode:04o}); run chmod o-rwx {self.path}"
+            text = f"is a secret, but everybody can read the file (mode {self.mode:04o}); run chmod o-rwx {self.path}"
             yield Problem(f"{self.at(key.name)}: {key.name}", text)
 
 
@@ -213,7 +213,7 @@ def _read(path: Path, problems: list[Problem], *, needed: bool) -> _ConfigFile |
         return None
     except (ValueError, RecursionError) as exc:
         what = "values are nested too deeply" if isinstance(exc, RecursionError) else str(exc)
-        problems.append(Problem(str(path), f"is not valid TOML: {what}"))
+        problems.append(Problem(str(path), f"cannot be read as TOML: {what}"))
         return None
     if mode & stat.S_IWOTH:
         problems.append(Problem(str(path), f"can be changed by everybody (mode {mode:04o}); run chmod o-w {path}"))
@@ -303,9 +303,9 @@ def access_problems(config: Config) -> Iterable[tuple[str, str]]:
         missing = [name for name, file in zip(TLS_KEYS, files, strict=True) if file is None]
         yield missing[0], f"is missing; TLS needs {', '.join(TLS_KEYS)}"
     for name in wrong_names(config.certificates):
-        yield f"access.certificates.{name}", "is not a name of a certificate; it must begin with URI:, DNS: or CN:"
+        yield f"access.certificates.{name}", "is not a valid certificate name; it must begin with URI:, DNS: or CN:"
     for name in wrong_names(name for name in config.web_proxies if ":" in name):
-        yield "access.web_proxies", f"{name!r:.80} is neither a user nor a name of a certificate: URI:, DNS: or CN:"
+        yield "access.web_proxies", f"{name!r:.80} is neither a user nor a certificate name (URI:…, DNS:… or CN:…)"
     yield from _kubernetes_problems(config)
     if config.has_tls:
         return
@@ -327,17 +327,17 @@ def _kubernetes_problems(config: Config) -> Iterable[tuple[str, str]]:
     if not config.kubernetes:
         return
     if not config.node_name:
-        yield "kubernetes.node_name", "is missing; access.kubernetes needs it to know the pods of this node"
+        yield "kubernetes.node_name", "is missing; access.kubernetes needs it to find the pods on this node"
     if config.loopback_without_tls:
         yield (
             "access.loopback_without_tls",
-            "must be off when access.kubernetes is on: forwarded connections come from a socket of root",
+            "must be off when access.kubernetes is on: forwarded connections come from a socket owned by root",
         )
     address = config.kubernetes_listen
     if address.path is not None:
         yield (
             "access.kubernetes_listen",
-            f"{address} is not host:port; callers on a socket are identified without a token",
+            f"{address} is not host:port; callers on a Unix socket are identified without a token",
         )
     elif not address.is_loopback and not config.has_tls:
         yield (
@@ -398,7 +398,7 @@ def metrics_problem(config: Config) -> str:
     if address is None or config.metrics_allow_remote or is_loopback(address.host):
         return ""
     return (
-        f"{address} can be reached from other hosts and does not authenticate them; listen on 127.0.0.1, or set "
+        f"{address} can be reached from other hosts, which are not authenticated; listen on 127.0.0.1, or set "
         "metrics.allow_remote = true"
     )
 
@@ -411,25 +411,25 @@ def dynolog_problems(config: Config) -> Iterable[tuple[str, str]]:
     if address.path is None and not (config.dynolog_allow_remote or address.is_loopback):
         yield (
             "dynolog.rpc",
-            f"{address} can be reached from other hosts, and the protocol does not authenticate them; write loopback, "
-            "or set dynolog.allow_remote = true",
+            f"{address} can be reached from other hosts, and Dynolog's protocol does not authenticate them; use "
+            "loopback, or set dynolog.allow_remote = true",
         )
     if address.path is None and config.kubernetes:
         yield (
             "dynolog.rpc",
             f"{address} must be unix:/path or empty when access.kubernetes is on: forwarded connections come from a "
-            "socket of root",
+            "socket owned by root",
         )
 
 
 def compat_problems(config: Config) -> Iterable[tuple[str, str]]:
     """Settings of metrics under other names that would have no effect, or too much."""
     if config.metrics_compat != COMPAT_OFF and config.metrics_listen is None:
-        yield "metrics.compat", "serves nothing without metrics.listen, such as 127.0.0.1:8080 for Dynolog's scrapers"
+        yield "metrics.compat", "has no effect without metrics.listen (for Dynolog's scrapers 127.0.0.1:8080)"
     if config.gpu_interval_ns and config.json_log == JSON_LOG_OFF:
-        yield "metrics.gpu_interval", "writes nothing without metrics.json_log; /metrics has the GPUs by itself"
+        yield "metrics.gpu_interval", "has no effect without metrics.json_log; /metrics includes the GPUs anyway"
     if 0 < config.gpu_interval_ns < SECOND_NS:
-        yield "metrics.gpu_interval", "must be 0 or at least 1s: the drivers measure PCIe for 40 ms of each GPU"
+        yield "metrics.gpu_interval", "must be 0 or at least 1s: drivers take 40 ms per GPU to measure PCIe traffic"
 
 
 RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = (

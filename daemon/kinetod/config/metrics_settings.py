@@ -39,26 +39,26 @@ class ForeignToolsConfig:
     # fmt: off
     dynolog_ipc: bool = setting(
         "dynolog.ipc", Switch(), False,
-        meaning="whether to answer the polls of processes that were started with KINETO_USE_DAEMON=1, as Dynolog would",
+        meaning="whether to answer the polls of processes started with KINETO_USE_DAEMON=1, as Dynolog would",
     )
     dynolog_socket_dirs: tuple[Path, ...] = setting(
         "dynolog.socket_dirs", ListOf(FolderPath()), (),
-        meaning="folders where such processes look for the daemon's socket, as in their KINETO_IPC_SOCKET_DIR; needs "
+        meaning="folders in which polling processes look for the daemon's socket (their KINETO_IPC_SOCKET_DIR); needs "
         "dynolog.ipc",
     )
     dynolog_containers: bool = setting(
         "dynolog.containers", Switch(), True,
-        meaning="whether to answer such processes in network namespaces of their own, too, as containers have; needs "
-        "dynolog.ipc, and root or the attach helper",
+        meaning="whether to also answer polling processes in other network namespaces, such as those of containers; "
+        "needs dynolog.ipc, and root or the attach helper",
     )
     dynolog_tracing: str = setting(
         "dynolog.tracing", Choice("agent", "kineto", "refuse"), "agent", reload=True,
-        meaning="who records in such a process unless a request says it: kinetod's agent, the process's own libkineto "
-        "(kineto), or nobody (refuse), whatever a request says",
+        meaning="what records in a polling process unless a request specifies it: kinetod's agent, or the process's "
+        "own libkineto (kineto); refuse: nothing, whatever a request specifies",
     )
     dynolog_rpc: ListenAddress | None = setting(
         "dynolog.rpc", Maybe(ParsedText("address", parse_dynolog_rpc)), None,
-        meaning="where to serve the requests of `dyno`: loopback (both families, port 1778), host:port or unix:/path; "
+        meaning="where to serve requests from `dyno`: loopback (IPv4 and IPv6, port 1778), host:port or unix:/path; "
         "empty: nowhere",
     )
     dynolog_allow_remote: bool = setting(
@@ -67,18 +67,18 @@ class ForeignToolsConfig:
     )
     dynolog_remote_user: str = setting(
         "dynolog.remote_user", Text(), "", reload=True,
-        meaning="user of this host for whom requests of `dyno` from other hosts count, with that user's roles; empty: "
-        "they are refused",
+        meaning="user of this host to whom requests from `dyno` on other hosts are attributed, with that user's roles; "
+        "empty: such requests are refused",
     )
     dynolog_log_roots: tuple[Path, ...] = setting(
         "dynolog.log_roots", ListOf(FolderPath()), (), reload=True,
-        meaning="folders below which a trace may be written where `dyno` asked for it; an empty list: traces are in "
-        "the store only",
+        meaning="folders below which traces may be written to the paths that `dyno` asks for; an empty list: traces "
+        "are only in the store",
     )
     dynolog_writer_socket: Path | None = setting(
         "dynolog.writer_socket", Maybe(ParsedText("path", checked_socket_path)), WRITER_SOCKET, reload=True,
-        meaning="socket of the writer service, which writes such traces as their users for a daemon that is not root; "
-        "empty: none, and such a daemon writes for its own user only",
+        meaning="socket of the writer service, which writes these traces with their users' permissions, for a daemon "
+        "that is not root; empty: such a daemon writes these traces only for its own user",
     )
     # fmt: on
 
@@ -95,18 +95,19 @@ class CountersConfig(ForeignToolsConfig):  # classes with slots can only be comb
             default_counters_socket, f"{COUNTERS_SOCKET} if this user may use it", f'"{COUNTERS_SOCKET}"',
         ),
         meaning="socket of the kinetod-counters service; empty: the daemon starts kinetod-counters by itself, with its "
-        "own rights, when somebody asks for counters",
+        "own permissions, when counters are requested",
     )
     counters_backend: str = setting(
         "counters.backend", Choice("auto", "amdgpu", "cupti", "cupti-python", "level-zero"), "auto",
-        meaning="what samples in a kinetod-counters that the daemon starts: auto: all that the host has GPUs for; "
-        "cupti: NVIDIA's GPUs, by its own use of libcupti; cupti-python: the same by NVIDIA's package (pip install "
-        "cupti-python); amdgpu: AMD's GPUs, by the kernel's driver; level-zero: Intel's, by Level Zero's tools",
+        meaning="backend of a kinetod-counters that the daemon starts; auto: cupti, amdgpu and level-zero, for the "
+        "GPUs that the host has; cupti: NVIDIA GPUs, with libcupti; cupti-python: NVIDIA GPUs, with NVIDIA's Python "
+        "package (pip install cupti-python); amdgpu: AMD GPUs, with the kernel driver; level-zero: Intel GPUs, with "
+        "Level Zero's tools API",
     )
     counters_library: Path | None = setting(
         "counters.library", Maybe(ExistingFile()), None,
-        meaning="the library that such a kinetod-counters loads for its backend, with auto the libcupti; empty: that "
-        "of the wheel nvidia-cuda-cupti, else the host's",
+        meaning="library for the backend of a kinetod-counters that the daemon starts (with auto: for cupti); empty: "
+        "the backend's default, which for cupti is that of the wheel nvidia-cuda-cupti, otherwise the host's",
     )
     # fmt: on
 
@@ -134,36 +135,36 @@ class MetricsConfig(CountersConfig):  # classes with slots can only be combined 
     )
     gpu_jobs_dir: Path = setting(
         "metrics.gpu_jobs_dir", FolderPath(), Path("/run/kinetod-slurm"),
-        meaning="folder that says which batch jobs have which GPU, as dcgm-exporter's --hpc-job-mapping-dir; the "
-        "prolog of deploy/slurm keeps it",
+        meaning="folder that maps GPUs to batch jobs, in the format of dcgm-exporter's --hpc-job-mapping-dir; the "
+        "prolog in deploy/slurm maintains it",
     )
     gpu_activity: bool = setting(
         "metrics.gpu_activity", Switch(), True,
-        meaning="whether to count what the units of NVIDIA's GPUs do (multiprocessors, tensor cores, memory, links), "
-        "for metrics and `kinetoctl top`; Hopper and later have such counters, which profilers do not need",
+        meaning="whether to count the activity of the units of NVIDIA GPUs (multiprocessors, tensor cores, memory, "
+        "links) for metrics and `kinetoctl top`; Hopper and later have counters for it that profilers do not need",
     )
     metrics_compat: str = setting(
         "metrics.compat", Choice(COMPAT_OFF, COMPAT_DYNOLOG), COMPAT_OFF,
-        meaning="another tool whose metric names /metrics serves, too; dynolog: those of its Prometheus logger, with "
-        "its units and labels",
+        meaning="tool whose metric names /metrics also serves; dynolog: those of Dynolog's Prometheus logger, with its "
+        "units and labels",
     )
     json_log: str = setting(
         "metrics.json_log", ParsedText("path", checked_json_log), JSON_LOG_OFF,
-        meaning="where metrics go as lines of JSON, as Dynolog's --use_JSON writes them: a file, or log, which is the "
-        "daemon's own log; empty: nowhere",
+        meaning="where to write metrics as lines of JSON, like Dynolog's --use_JSON: a file, or log for the daemon's "
+        "own log; empty: nowhere",
     )
     host_interval_ns: int = setting(
         "metrics.host_interval", Duration(least_ns=_SECOND_NS), 60 * _SECOND_NS,
-        meaning="how often the host is measured for metrics.compat and metrics.json_log; their differences and "
-        "percentages are over this time",
+        meaning="how often the host is measured for metrics.compat and metrics.json_log; differences and "
+        "percentages cover this interval",
     )
     gpu_interval_ns: int = setting(
         "metrics.gpu_interval", Duration(least_ns=0), 0,
-        meaning="how often the GPUs are measured for metrics.json_log; 0: never. In between, their devices stay open",
+        meaning="how often the GPUs are measured for metrics.json_log; 0: never. The devices stay open in between",
     )
     metrics_interfaces: tuple[str, ...] = setting(
         "metrics.interfaces", ListOf(Text()), (),
-        meaning="how the names of network interfaces begin that metrics.compat and metrics.json_log have; an empty "
+        meaning="prefixes of the names of network interfaces that metrics.compat and metrics.json_log cover; an empty "
         "list: all interfaces",
     )
     # fmt: on

@@ -31,7 +31,7 @@ def idle_exit_option(when: str = "if a service manager passed the socket") -> Ca
         type=Parsed("duration", parse_duration_ns),
         default="10min",
         show_default=True,
-        help=f"Exit after this long without a caller {when}; 0: never.",
+        help=f"Exit after this long without a caller, {when}; 0: never.",
     )
 
 

@@ -51,17 +51,17 @@ ALL_ENDS = "all"  # of captures, for hooks
 
 SECTIONS = {
     "server": "Where the daemon can be reached, and what it logs.",
-    "captures": "What a capture may take, and how long its steps may last.",
+    "captures": "Limits on captures, and on how long their steps may take.",
     "attach": "Attaching the agent to processes that were started without it.",
     "plugins": "Accelerators that plug-ins add; see docs/plugins.md.",
     "store": "Where captures are kept, and for how long; see docs/storage.md.",
-    "upload": "Captures in an object store; see docs/storage.md.",
-    "hooks": "What is run or called when a capture has ended; see docs/orchestration.md.",
+    "upload": "Uploading captures to an object store; see docs/storage.md.",
+    "hooks": "What to run or call when a capture has ended; see docs/orchestration.md.",
     "access": "Who may do what, and how much; see docs/access.md.",
-    "kubernetes": "What the daemon asks Kubernetes; see docs/kubernetes.md.",
+    "kubernetes": "What the daemon asks Kubernetes for; see docs/kubernetes.md.",
     "counters": "Hardware counters of GPUs; see docs/counters.md.",
-    "metrics": "What Prometheus can read; see docs/metrics.md.",
-    "dynolog": "Processes and clients that were made for Dynolog; see docs/dynolog.md.",
+    "metrics": "Metrics for Prometheus; see docs/metrics.md.",
+    "dynolog": "Processes and clients made for Dynolog; see docs/dynolog.md.",
 }
 
 
@@ -98,11 +98,11 @@ class Config(MetricsConfig):
 
     buffer_limit_bytes: int = setting(
         "captures.buffer_limit", Size(), 128 << 20, option="--buffer-limit", reload=True,
-        meaning="recording buffers per target unless a request says otherwise",
+        meaning="memory for recording buffers per target, unless a request specifies it",
     )
     max_duration_ns: int = setting(
         "captures.max_duration", Duration(), 600 * SECOND_NS, option="--max-duration", reload=True,
-        meaning="longest capture that may be requested",
+        meaning="longest duration that a capture may have",
     )
     max_captures: int = setting(
         "captures.max_captures", Count(1), 32, option="--max-captures", reload=True,
@@ -110,7 +110,7 @@ class Config(MetricsConfig):
     )
     max_trace_bytes: int = setting(
         "captures.max_trace_bytes", Size(), 8 << 30, option="--max-trace-bytes", reload=True,
-        meaning="raw bytes per target after which a capture is stopped; what was recorded until then is kept",
+        meaning="raw bytes per target after which a capture is stopped; what was recorded up to then is kept",
     )
     agent_deadline_ns: int = setting(
         "captures.agent_deadline", Duration(), 10 * SECOND_NS, option="--agent-deadline", reload=True,
@@ -122,8 +122,8 @@ class Config(MetricsConfig):
     )
     gpu_drain_limit_ns: int = setting(
         "captures.gpu_drain_limit", Duration(least_ns=10**6), 300 * 10**6, option="--gpu-drain-limit", reload=True,
-        meaning="how much queued work of a GPU CUPTI's first and last call may wait for, and the program's launches "
-        "with it; beyond it CUPTI is left alone",
+        meaning="how long CUPTI's first and last call may wait for work queued on a GPU, which delays the program's "
+        "launches, too; if it would take longer, CUPTI is not called",
     )
     decode_deadline_ns: int = setting(
         "captures.decode_deadline", Duration(), 600 * SECOND_NS, option="--decode-deadline", reload=True,
@@ -132,21 +132,22 @@ class Config(MetricsConfig):
     decode_workers: int = setting(
         "captures.decode_workers", Count(1, 64), HostDefault(_default_decode_workers, "2 to 4, by CPU count", "2"),
         option="--decode-workers",
-        meaning="processes that decode traces",
+        meaning="number of processes that decode traces",
     )
     decode_memory_bytes: int = setting(
         "captures.decode_memory", Size(least=256 << 20), 1 << 30, reload=True,
-        meaning="private memory that decoding one target may take; beyond it that target fails with OUT_OF_MEMORY",
+        meaning="private memory that decoding one target may use; a target that needs more fails with OUT_OF_MEMORY",
     )
     decode_sandbox: str = setting(
         "captures.decode_sandbox", Choice("available", "required"), "available",
-        meaning="how decoders are confined; available: with what this kernel offers; required: kinetod does not start "
+        meaning="how decoders are confined; available: as far as this kernel allows; required: kinetod does not start "
         "without Landlock and seccomp",
     )
 
     attach: bool = setting(
         "attach.enabled", Switch(), True, option="--no-attach",
-        meaning="whether processes that have no agent get one; --no-attach: only trace processes that have one",
+        meaning="whether to attach an agent to processes that have none; --no-attach: trace only processes "
+        "that have one",
     )
     attach_deadline_ns: int = setting(
         "attach.deadline", Duration(), 10 * SECOND_NS, option="--attach-deadline", reload=True,
@@ -161,14 +162,14 @@ class Config(MetricsConfig):
         HostDefault(
             default_helper_socket, f"{HELPER_SOCKET} if this user may use it; root needs none", f'"{HELPER_SOCKET}"',
         ),
-        meaning="socket of the attach helper service, which attaches to other users' processes for a daemon that may "
-        "not; empty: the daemon attaches by itself, as far as its own rights allow",
+        meaning="socket of the attach helper service, which attaches to other users' processes for a daemon that is "
+        "not allowed to; empty: the daemon attaches by itself, as far as its own permissions allow",
     )
 
     plugins: tuple[str, ...] = setting(
         "plugins.sources", ListOf(ParsedText("name", checked_plugin)), (),
-        meaning="plug-ins that agents get, by the names of their entry points; `kinetoctl plugin list` shows what is "
-        "installed; an empty list: none",
+        meaning="plug-ins that agents use, by entry point name; `kinetoctl plugin list` lists the installed ones; an "
+        "empty list: none",
     )
 
     state_dir: Path = setting(
@@ -179,73 +180,78 @@ class Config(MetricsConfig):
     )
     min_free_bytes: int = setting(
         "store.min_free_bytes", Size(least=0), 1 << 30, option="--min-free-bytes", reload=True,
-        meaning="space to leave free on the disk of the state folder; captures stop at it",
+        meaning="space to leave free on the disk of the state folder; captures are stopped when less is left",
     )
     min_free_percent: int = setting(
         "store.min_free_percent", Count(0, 90), 0, reload=True,  # min_free_bytes takes precedence if it is larger
-        meaning="the same as a percentage of that disk; the larger of the two applies",
+        meaning="the same, as a percentage of that disk; the larger of the two applies",
     )
     start_free_bytes: int = setting(
         "store.start_free_bytes", Size(least=0), 256 << 20, reload=True,
-        meaning="space that must be free beyond store.min_free_bytes for a new capture to begin",
+        meaning="space that must be free, in addition to store.min_free_bytes, for a new capture to begin",
     )
     max_age_ns: int = setting(
         "store.max_age", Duration(least_ns=0), 30 * DAY_NS, reload=True,
-        meaning="how long a capture stays after its end, unless it is pinned or not yet uploaded; 0: no limit",
+        meaning="how long a capture is kept after its end, unless it is pinned or not yet uploaded; 0: no limit",
     )
     max_store_bytes: int = setting(
         "store.max_bytes", Size(least=0), 100 << 30, reload=True,
-        meaning="what all captures may take on this disk; beyond it, who takes most loses the oldest; 0: no limit",
+        meaning="space that all captures may occupy on this disk; beyond it, the oldest captures of the user who "
+        "occupies most are removed; 0: no limit",
     )
     max_user_bytes: int = setting(
         "store.max_bytes_per_user", Size(least=0), 0, reload=True,
-        meaning="what the captures of one user may take; beyond it, that user's oldest are removed; 0: no limit",
+        meaning="space that the captures of one user may occupy; beyond it, that user's oldest are removed; 0: no "
+        "limit",
     )
     user_share_percent: int = setting(
         "store.share_per_user", Count(0, 100), 25, reload=True,
-        meaning="percentage of store.max_bytes, or of the disk if that is less, guaranteed to each user; what cannot "
-        "be removed of one user (pinned, running, not yet uploaded) takes no more; 0: no shares",
+        meaning="percentage of store.max_bytes (of the disk, if that is smaller) that is guaranteed to each user; it "
+        "also limits a user's captures that cannot be removed (pinned, running, not yet uploaded); 0: no shares",
     )
     max_user_captures: int = setting(
         "store.max_captures_per_user", Count(0), 5000, reload=True,
-        meaning="captures of one user in the store; beyond it, that user's oldest are removed; 0: no limit",
+        meaning="number of captures that one user may have in the store; beyond it, that user's oldest are removed; 0: "
+        "no limit",
     )
     max_entry_age_ns: int = setting(
         "store.max_entry_age", Duration(least_ns=0), 365 * DAY_NS, reload=True,
-        meaning="how long an uploaded capture stays in the list once its files are no longer here; 0: forever",
+        meaning="how long an uploaded capture stays in the list once its files are no longer on this host; 0: forever",
     )
     retention_interval_ns: int = setting(
         "store.retention_interval", Duration(), 600 * SECOND_NS, reload=True,
-        meaning="how often to look for captures to remove, besides at the end of each capture",
+        meaning="how often to look for captures to remove, in addition to the end of each capture",
     )
     keep_local: bool = setting(
         "store.keep_local", Switch(), True, reload=True,
-        meaning="whether a capture stays on this disk once it is uploaded and verified, until retention removes it",
+        meaning="whether an uploaded and verified capture also stays on this disk, until retention removes it",
     )
 
     upload_url: str = setting(
         "upload.url", ParsedText("address", checked_url), "", reload=True,
-        meaning="where ended captures go: s3://bucket/prefix, gs://…, az://container/… or file:///…; empty: nowhere",
+        meaning="where to upload captures that have ended: s3://bucket/prefix, gs://…, az://container/… or "
+        "file:///…; empty: nowhere",
     )
     upload_credentials: Path | None = setting(
         "upload.credentials", Maybe(SecretFile()), None, reload=True,
-        meaning="file with the object store's credentials, or credential:NAME; empty: where its library looks for them",
+        meaning="file with the object store's credentials, or credential:NAME; empty: those that its client library "
+        "finds",
     )
     upload_endpoint: str = setting(
         "upload.endpoint", ParsedText("address", checked_endpoint), "", reload=True,
-        meaning="https://host:port of an S3-compatible store; empty: Amazon's, or what AWS_ENDPOINT_URL says",
+        meaning="https://host:port of an S3-compatible store; empty: Amazon's, or that in AWS_ENDPOINT_URL",
     )
     upload_parallel: int = setting(
         "upload.parallel", Count(1, 32), 2, reload=True,
-        meaning="captures uploaded at the same time; a user with none in progress gets one more",
+        meaning="captures uploaded at the same time, plus one for a user who has none in progress",
     )
     upload_bytes_per_second: int = setting(
         "upload.max_bytes_per_second", Size(least=0), 0, reload=True,
-        meaning="what all uploads together may send per second; 0: no limit",
+        meaning="bytes that all uploads together may send per second; 0: no limit",
     )
     upload_retry_pause_ns: int = setting(
         "upload.retry_pause", Duration(), 600 * SECOND_NS, reload=True,
-        meaning="the longest pause between two attempts; the first is one second, and each one doubles",
+        meaning="longest pause between two attempts; it starts at one second and doubles each time",
     )
     upload_timeout_ns: int = setting(
         "upload.timeout", Duration(), 60 * SECOND_NS, reload=True,
@@ -254,58 +260,58 @@ class Config(MetricsConfig):
 
     hook_on: tuple[str, ...] = setting(
         "hooks.on", ListOf(Choice(ALL_ENDS, "done", "partial", "failed", "cancelled")), (ALL_ENDS,), reload=True,
-        meaning="which ends of captures trigger hooks: all, done, partial, failed, cancelled",
+        meaning="how captures must have ended to trigger hooks: all, done, partial, failed, cancelled",
     )
     hook_command: tuple[str, ...] = setting(
         "hooks.command", ListOf(Text()), (), reload=True,
-        meaning="program that is run when a capture has ended, and its arguments; it gets the capture's JSON on its "
-        "standard input; empty: none",
+        meaning="program to run when a capture has ended, and its arguments; it gets the capture's JSON on standard "
+        "input; empty: none",
     )
     hook_webhooks: tuple[str, ...] = setting(
         "hooks.webhook", ListOf(ParsedText("address", checked_webhook)), (), reload=True,
-        meaning="https addresses that get a POST with the capture's JSON when it has ended (http on this host only)",
+        meaning="https addresses to which the JSON of a capture that has ended is posted (http only on this host)",
     )
     hook_secret: Path | None = setting(
         "hooks.webhook_secret", Maybe(SecretFile()), None, reload=True,
-        meaning="file with the secret that webhooks are signed with, or credential:NAME; empty: they are not signed",
+        meaning="file with the secret for signing webhooks, or credential:NAME; empty: they are not signed",
     )
     hook_ca: Path | None = setting(
         "hooks.webhook_ca", Maybe(ExistingFile()), None, reload=True,
-        meaning="file (PEM) with the authorities that the certificates of webhooks are checked against; empty: the "
-        "system's",
+        meaning="file (PEM) with the certificate authorities to trust for webhooks; empty: the system's",
     )
     hook_profiles: str = setting(
         "hooks.profiles", ParsedText("address", checked_profiles), "", reload=True,
-        meaning="where the profiles of captures go: otlp+https://host:4318, otlp+grpcs://host:4317 or "
-        "pyroscope+https://host:4040 (without TLS on this host only); empty: nowhere; see docs/profiles.md",
+        meaning="where to push the profiles of captures: otlp+https://host:4318, otlp+grpcs://host:4317 or "
+        "pyroscope+https://host:4040 (without TLS only on this host); empty: nowhere; see docs/profiles.md",
     )
     hook_profiles_headers: Path | None = setting(
         "hooks.profiles_headers", Maybe(SecretFile()), None, reload=True,
-        meaning="file with headers for them, one `Name: value` per line, such as Authorization, or credential:NAME; "
-        "empty: none",
+        meaning="file with headers for pushing profiles, such as Authorization, one `Name: value` per line, or "
+        "credential:NAME; empty: none",
     )
     hook_profiles_ca: Path | None = setting(
         "hooks.profiles_ca", Maybe(ExistingFile()), None, reload=True,
-        meaning="file (PEM) with the authorities that the receiver's certificate is checked against; empty: the "
+        meaning="file (PEM) with the certificate authorities to trust for the receiver of profiles; empty: the "
         "system's",
     )
     hook_timeout_ns: int = setting(
         "hooks.timeout", Duration(), 30 * SECOND_NS, reload=True,
-        meaning="how long the command, or one attempt of a webhook or a push of profiles, may take",
+        meaning="how long the command, or one attempt to call a webhook or push profiles, may take",
     )
     hook_retry_ns: int = setting(
         "hooks.retry_for", Duration(least_ns=0), 600 * SECOND_NS, reload=True,
-        meaning="how long a failing webhook or push is retried, with pauses that double from one second; 0: never",
+        meaning="how long to retry a failing webhook or push, with pauses that start at one second and double each "
+        "time; 0: never",
     )
     hook_parallel: int = setting(
         "hooks.parallel", Count(1, 32), 2, reload=True,
-        meaning="how many runs of the command, or calls to one address, may be in progress at a time; a user with "
-        "none in progress gets one more",
+        meaning="how many runs of the command, or calls to one address, may be in progress at a time, plus one for a "
+        "user who has none in progress",
     )
 
     local_roles: tuple[Role, ...] = setting(
         "access.local_roles", ListOf(ParsedText("role", parse_role)), (Role.OWN, Role.JOBS), reload=True,
-        meaning="roles of every user of this host: own, jobs, viewer, admin; an empty list: only those named below",
+        meaning="roles of every user of this host: own, jobs, viewer, admin; an empty list: only those granted below",
     )
     admin_users: tuple[str, ...] = setting(
         "access.admin_users", ListOf(Text()), (), reload=True,
@@ -325,22 +331,23 @@ class Config(MetricsConfig):
     )
     certificates: Mapping[str, Grant] = setting(
         "access.certificates", TableOf(ParsedText("roles", parse_grant)), {}, reload=True,
-        meaning='whom a client stands for, by its certificate\'s URI:…, DNS:… or CN:…: "own as ada", "viewer", "admin"',
+        meaning='roles of clients, and the user they act as, by URI:…, DNS:… or CN:… of their certificate: "own as '
+        'ada", "viewer", "admin"',
     )
     web_proxies: tuple[str, ...] = setting(
         "access.web_proxies", ListOf(Text()), (), reload=True,
-        meaning="web front ends (kinetod-web) that may call for the users of their pages: users of this host at the "
-        "Unix socket, certificates by their URI:…, DNS:… or CN:…",
+        meaning="web front ends (kinetod-web) that may act for the users of their pages: a user of this host (for the "
+        "Unix socket), or the URI:…, DNS:… or CN:… of a certificate",
     )
     web_proxy_roles: tuple[Role, ...] = setting(
         "access.web_proxy_roles", ListOf(ParsedText("role", parse_role)), (Role.OWN, Role.JOBS, Role.VIEWER),
         reload=True,
-        meaning="roles that users may have through a web front end, of those that they have; root and the daemon's own "
-        "user have none there",
+        meaning="which of their roles users keep when they come through a web front end; root and the daemon's own "
+        "user keep none",
     )
     tls_certificate: Path | None = setting(
         "access.tls_certificate", Maybe(ExistingFile()), None,
-        meaning="the server's certificate and its chain (PEM), or credential:NAME; it is read again when it changes",
+        meaning="the server's certificate and chain (PEM), or credential:NAME; it is read again when it changes",
     )
     tls_key: Path | None = setting(
         "access.tls_key", Maybe(SecretFile()), None,
@@ -348,39 +355,39 @@ class Config(MetricsConfig):
     )
     tls_client_ca: Path | None = setting(
         "access.tls_client_ca", Maybe(ExistingFile()), None,
-        meaning="the authorities that sign clients' certificates (PEM), or credential:NAME",
+        meaning="the certificate authorities that sign clients' certificates (PEM), or credential:NAME",
     )
     loopback_without_tls: bool = setting(
         "access.loopback_without_tls", Switch(), False,
-        meaning="whether host:port on loopback is served without TLS; callers are then identified by the kernel's "
-        "table of connections",
+        meaning="whether host:port on loopback is served without TLS; callers are then identified with the kernel's "
+        "connection table",
     )
     kubernetes: bool = setting(
         "access.kubernetes", Switch(), False,
         meaning="whether callers with a Kubernetes token are served at access.kubernetes_listen; they may trace the "
-        "pods on which they may create pods/exec",
+        "pods in which they are allowed to create pods/exec",
     )
     kubernetes_listen: ListenAddress = setting(
         "access.kubernetes_listen", ParsedText("address", parse_listen), ListenAddress(host="127.0.0.1", port=50052),
-        meaning="host:port for them: on loopback without TLS, where `kubectl port-forward` ends; elsewhere with the "
-        "server's certificate, but without client certificates",
+        meaning="host:port for callers with a Kubernetes token: without TLS on loopback, where `kubectl port-forward` "
+        "connects; elsewhere with the server's certificate, but without client certificates",
     )
     kubernetes_audiences: tuple[str, ...] = setting(
         "access.kubernetes_audiences", ListOf(Text()), (), reload=True,
-        meaning="accepted audiences of tokens; an empty list: the API server's own",
+        meaning="audiences accepted in tokens; an empty list: the API server's own",
     )
     audit_file: Path | None = setting(
         "access.audit_file", Maybe(FolderPath()), None,
         meaning="file of the audit log, one JSON object per line, reopened on a reload; empty: audit.jsonl in the "
-        "state folder that systemd gives, or of a daemon in a terminal, otherwise the journal",
+        "state folder, if systemd created it or the daemon runs in a terminal, otherwise the journal",
     )
     requests_per_second: int = setting(
         "access.requests_per_second", Count(1, 1_000_000), 50, reload=True,
-        meaning="requests that one caller may send per second; four seconds' worth may come at once",
+        meaning="requests that one caller may send per second; bursts of four seconds' worth are allowed",
     )
     max_connections: int = setting(
         "access.max_connections", Count(1, 4096), 64, reload=True,
-        meaning="connections that one user, or one address beyond loopback, may have at the same time",
+        meaning="connections that one user, or one address other than loopback, may have at the same time",
     )
     max_calls_per_user: int = setting(
         "access.max_calls_per_user", Count(1, 4096), 64, reload=True,
@@ -388,39 +395,42 @@ class Config(MetricsConfig):
     )
     max_watches_per_user: int = setting(
         "access.max_watches_per_user", Count(1, 1024), 4, reload=True,
-        meaning="of these, watches of the host (`kinetoctl top`)",
+        meaning="watches of the host (`kinetoctl top`), and as many of counters, that one caller may have in progress; "
+        "they also count as calls",
     )
     max_streams_per_user: int = setting(
         "access.max_streams_per_user", Count(1, 4096), 16, reload=True,
-        meaning="of these, fetches and verifications of stored files",
+        meaning="fetches and verifications of stored files, and reads of stacks, that one caller may have in progress; "
+        "they also count as calls",
     )
     max_captures_per_user: int = setting(
         "access.max_captures_per_user", Count(1), 8, reload=True,
-        meaning="captures that one user may have running at the same time; administrators have captures.max_captures",
+        meaning="captures that one user may have running at the same time; for administrators only "
+        "captures.max_captures applies",
     )
     quota_per_user_bytes: int = setting(
         "access.quota_per_user", Size(least=0), 0, reload=True,
-        meaning="what the captures of one user may take before the next one is refused; 0: no limit. It does not "
-        "apply to administrators",
+        meaning="space that the captures of one user may occupy before new captures are refused; 0: no limit. "
+        "Administrators are exempt",
     )
 
     pod_resources: bool = setting(
         "kubernetes.pod_resources", Switch(), False,
-        meaning="whether to ask the kubelet which containers have which GPUs; with an attach helper, the connection "
-        "comes from `kubelet_socket` in its attach.toml",
+        meaning="whether to ask the kubelet which containers have which GPUs; an attach helper, if there is one, opens "
+        "the connection, to `kubelet_socket` in its attach.toml",
     )
     kubelet_socket: Path = setting(
         "kubernetes.kubelet_socket", ParsedText("path", checked_socket_path),
         Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
-        meaning="where a daemon without an attach helper asks it",
+        meaning="the kubelet's socket, for a daemon without an attach helper",
     )
     node_name: str = setting(
         "kubernetes.node_name", Text(), "",
-        meaning="this node's name at the API server, for access.kubernetes",
+        meaning="this node's name in the Kubernetes API, for access.kubernetes",
     )
     account_dir: Path = setting(
         "kubernetes.account_dir", FolderPath(), Path("/var/run/secrets/kubernetes.io/serviceaccount"),
-        meaning="folder with `token` and `ca.crt`, with which kinetod asks the API server",
+        meaning="folder with the `token` and `ca.crt` that kinetod uses for the API server",
     )
     # fmt: on
 

@@ -31,7 +31,7 @@ _EXACT_UNITS_NS = (
 )  # fmt: skip
 _YES = ("1", "true", "t", "yes", "y", "on")
 _NO = ("0", "false", "f", "no", "n", "off")
-_TOML_NAMES = {bool: "true or false", int: "a number", float: "a fraction", list: "a list", dict: "a table"}
+_TOML_NAMES = {bool: "a boolean", int: "a number", float: "a decimal number", list: "a list", dict: "a table"}
 VARIABLE_PREFIX = "KINETOD_"
 CONFIG_VARIABLE = "KINETOD_CONFIG"  # names the file
 METADATA = "setting"  # where a field keeps its declaration
@@ -212,7 +212,7 @@ class FolderPath(Kind[Path]):
     def parse(self, text: str) -> Path:
         """Returns the path, made absolute. Raises ValueError."""
         if not text:
-            raise ValueError("is empty; write a path")
+            raise ValueError("is empty; expected a path")
         return Path(_bounded(text)).absolute()
 
     def check(self, value: object) -> Path:
@@ -337,15 +337,15 @@ def credential_path(text: str, environ: Mapping[str, str] = os.environ) -> str:
     """The path at which the service manager put `credential:NAME`. Raises ValueError."""
     name = text.removeprefix(CREDENTIAL_PREFIX)
     if not name or "/" in name or name in (".", ".."):
-        raise ValueError(f"{_short(text)} names no credential; expected credential:NAME")
+        raise ValueError(f"{_short(text)} does not name a credential; expected credential:NAME")
     if not (folder := environ.get(CREDENTIALS_VARIABLE)):
-        raise ValueError(f"{_short(text)}: the service manager has loaded no credentials; add LoadCredential={name}:…")
+        raise ValueError(f"{_short(text)}: the service manager has passed no credentials; add LoadCredential={name}:…")
     return f"{folder}/{name}"
 
 
 def toml_name(value: object) -> str:
     """The type of a TOML value, for error messages."""
-    return "a text" if isinstance(value, str) else _TOML_NAMES.get(type(value), "a date or time")
+    return "a string" if isinstance(value, str) else _TOML_NAMES.get(type(value), "a date or time")
 
 
 def quoted(text: str) -> str:
@@ -383,10 +383,10 @@ def _item(path: str, read: Callable[[Any], T], value: object) -> T:
 
 def _between(value: int, least: int, most: int, show: Callable[[int], str]) -> int:
     if value < least:
-        what = "must be greater than 0" if least == 1 else f"must be {show(least)} or more"
+        what = "must be greater than 0" if least == 1 else f"must be at least {show(least)}"
         raise ValueError(f"{what}, got {show(value)}" if value > -MAX_INT64 else what)
     if value > most:
-        raise ValueError(f"must be {show(most)} or less")
+        raise ValueError(f"must be at most {show(most)}")
     return value
 
 
@@ -488,5 +488,5 @@ def setting(
 def checked_plugin(text: str) -> str:
     """Checks a plug-in's name. Raises ValueError."""
     if not PLUGIN_NAME.fullmatch(text):
-        raise ValueError(f"expected the name of a plug-in (2 to 16 lower-case letters and digits), got {text!r:.60}")
+        raise ValueError(f"expected a plug-in name (2 to 16 lower-case letters and digits), got {text!r:.60}")
     return text

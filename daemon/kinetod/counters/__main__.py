@@ -34,36 +34,37 @@ _LOOK_ROUND_S = 0.5
 @click.option(
     "--parent",
     is_flag=True,
-    help="Take connections from standard input, a socket on which the daemon sends them, and end with it.",
+    help="Receive connections over standard input, a socket from the daemon, and exit when that is closed.",
 )
 @click.option(
     "--caller",
     "callers",
     multiple=True,
     metavar="USER",
-    help="A user who may ask, by name or number, besides root and the own user. May be repeated.",
+    help="User who is allowed to connect, by name or number, besides root and the service's own user. Repeatable.",
 )
 @click.option(
     "--backend",
     type=click.Choice(CHOICES),
     default=AUTO,
     show_default=True,
-    help="What samples. auto: all that this host has GPUs for. cupti: NVIDIA's, by kinetod's own use of libcupti. "
-    "cupti-python: the same by NVIDIA's package (pip install cupti-python). amdgpu: AMD's, by the kernel's "
-    "driver. level-zero: Intel's, by Level Zero's tools.",
+    help="How to sample. auto: cupti, amdgpu and level-zero, for the GPUs that this host has. cupti: NVIDIA GPUs, "
+    "with libcupti. cupti-python: NVIDIA GPUs, with NVIDIA's Python package (pip install cupti-python). amdgpu: AMD "
+    "GPUs, with the kernel driver. level-zero: Intel GPUs, with Level Zero's tools API.",
 )
 @click.option(
     "--library",
     type=click.Path(path_type=Path),
-    help="The library of the backend; with auto, the libcupti. Default: that of the wheel nvidia-cuda-cupti, or the "
-    "host's.",
+    help="Library for the backend (with auto: for cupti). Default for cupti: that of the wheel nvidia-cuda-cupti, "
+    "otherwise the host's.",
 )
 @click.option(
     "--library-of",
     type=click.IntRange(min=1),
     multiple=True,
     metavar="PID",
-    help="Where no libcupti is installed, this process's, if only root and the own user could change it.",
+    help="If no libcupti is installed, use that of process PID, provided that only root and the service's own user "
+    "could have changed it.",
 )
 @idle_exit_option("if a service manager passed the socket or with --parent")
 @log_level_option
@@ -80,8 +81,8 @@ def command(
 ) -> int:
     """Sample hardware counters of whole GPUs for kinetod.
 
-    It needs no right over any process and creates no CUDA context. It holds the counters of a GPU only while somebody
-    samples them, and killing it at any moment frees them.
+    It needs no permissions for any process and creates no CUDA context. It holds the counters of a GPU only while
+    they are being sampled, and killing it at any time releases them.
     """
     logs.configure(log_level)
     try:

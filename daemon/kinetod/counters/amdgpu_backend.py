@@ -170,20 +170,20 @@ ATTRIBUTES: Mapping[int, str] = {
 def read_table(data: bytes) -> MetricsTable:
     """Decodes a table. Raises UnknownTableError."""
     if len(data) < _HEADER.size:
-        raise UnknownTableError(f"a table of {len(data)} bytes has no version")
+        raise UnknownTableError(f"it has only {len(data)} bytes, too few for a version")
     size, *version = _HEADER.unpack_from(data)
     key = (version[0], version[1])
     name = f"{key[0]}.{key[1]}"
     if size != len(data):
-        raise UnknownTableError(f"version {name} says it has {size} bytes, and {len(data)} were read")
+        raise UnknownTableError(f"the header of version {name} says {size} bytes, but {len(data)} were read")
     if key == SELF_DESCRIBING:
         return MetricsTable(version=name, fields=_described(data))
     layout = LAYOUTS.get(key)
     if layout is None:
-        apu = "; such tables are of processors with graphics" if key[0] > 1 else ""
-        raise UnknownTableError(f"version {name} is not known here{apu}")
+        apu = "; such tables come from processors with integrated graphics" if key[0] > 1 else ""
+        raise UnknownTableError(f"version {name} is not supported{apu}")
     if size != layout[0]:
-        raise UnknownTableError(f"version {name} has {size} bytes, not the {layout[0]} of the layout that is known")
+        raise UnknownTableError(f"version {name} has {size} bytes, but its known layout has {layout[0]}")
     fields = {}
     for field, place in layout[1].items():
         if values := _values(data, place.offset, place.kind, place.count):
@@ -206,7 +206,7 @@ def _described(data: bytes) -> dict[str, tuple[int, ...]]:
             if values and number in ATTRIBUTES:
                 fields[ATTRIBUTES[number]] = values
     except (struct.error, IndexError) as exc:
-        raise UnknownTableError(f"version 1.9 describes itself wrongly: {exc}") from exc
+        raise UnknownTableError(f"the self-description of version 1.9 is invalid: {exc}") from exc
     return fields
 
 
@@ -349,7 +349,7 @@ SETS: Mapping[str, Sequence[AmdMetric]] = {
     "interconnect": (*_XGMI, _GPU, _DRAM, _UMC),
 }
 ALL = (*(each for metrics in SETS.values() for each in metrics), *_BY_NAME)
-NO_TENSOR = "amdgpu's table has nothing of the matrix units or of instructions"
+NO_TENSOR = "the driver's table gpu_metrics does not cover matrix units or instructions"
 
 
 def known_metrics(table: MetricsTable) -> dict[str, AmdMetric]:
@@ -368,7 +368,7 @@ def of_set(table: MetricsTable, name: str) -> tuple[list[AmdMetric], list[LeftOu
         else:
             missing.setdefault(label, each.metric.name)
     names = {each.metric.name for each in found.values()}
-    why = f"the table of this GPU, version {table.version}, does not have it"
+    why = f"this GPU's table gpu_metrics (version {table.version}) does not have it"
     left_out = [
         LeftOutMetric(name=metric, why=why)
         for label, metric in missing.items()
@@ -466,7 +466,7 @@ class AmdgpuBackend:
         drivers = {gpu.pci_bus_id: gpu for gpu in drm_gpus(self._sys, self._proc)}
         known = [gpu for gpu in kernel_gpus(AMD, self._sys, self._proc) if gpu.pci_bus_id in drivers]
         if not known:
-            raise CounterError(CounterCode.UNAVAILABLE, "no GPU of AMD has the driver amdgpu on this host")
+            raise CounterError(CounterCode.UNAVAILABLE, "no AMD GPU on this host uses the driver amdgpu")
         with self._lock:
             self._folders = {gpu.uuid: drivers[gpu.pci_bus_id].folder for gpu in known}
         return [self._described(gpu, drivers[gpu.pci_bus_id]) for gpu in known]
@@ -484,7 +484,7 @@ class AmdgpuBackend:
         if uuid not in self._folders:
             self.devices()
         if (folder := self._folders.get(uuid)) is None:
-            reason = f"there is no GPU {uuid}; `kinetoctl counters list` has those that can be measured"
+            reason = f"there is no GPU {uuid}; `kinetoctl counters list` lists those that can be measured"
             raise CounterError(CounterCode.UNAVAILABLE, reason)
         return folder
 
@@ -510,7 +510,7 @@ class AmdgpuBackend:
             chosen, left_out = of_set(table, wanted.set_name)
             if not chosen:
                 why = left_out[0].why if left_out else NO_TENSOR
-                reason = f"GPU {uuid}: there is no metric of the set {wanted.set_name}: {why}"
+                reason = f"GPU {uuid}: no metric of the set {wanted.set_name} is available: {why}"
                 raise CounterError(CounterCode.INVALID_METRIC, reason)
             plan = CounterPlan(metrics=tuple(each.metric for each in chosen), left_out=tuple(left_out))
             return plan, chosen
@@ -518,11 +518,11 @@ class AmdgpuBackend:
         if missing := [name for name in wanted.metrics if name not in known]:
             everywhere = {each.metric.name for each in ALL}
             why = (
-                f"the table of this GPU, version {table.version}, does not have {missing[0]!r}"
+                f"this GPU's table gpu_metrics (version {table.version}) does not have {missing[0]!r}"
                 if missing[0] in everywhere
                 else f"there is no metric {missing[0]!r}"
             )
-            reason = f"GPU {uuid}: {why}; `kinetoctl counters list --metrics` prints all"
+            reason = f"GPU {uuid}: {why}; `kinetoctl counters list --metrics` lists all metrics"
             raise CounterError(CounterCode.INVALID_METRIC, reason)
         chosen = [known[name] for name in wanted.metrics]
         return CounterPlan(metrics=tuple(each.metric for each in chosen)), chosen
@@ -533,9 +533,9 @@ class AmdgpuBackend:
         """Starts the sampling."""
         if interval_ns < LEAST_NS:
             reason = (
-                f"GPU {uuid}: an interval of {format_duration(interval_ns)} is too short: for each reading of an "
-                "AMD GPU its firmware is asked, which also controls its clocks; use "
-                f"{format_duration(LEAST_NS)} or more"
+                f"GPU {uuid}: an interval of {format_duration(interval_ns)} is too short: each reading of an "
+                "AMD GPU takes time of its firmware, which also controls its clocks; use at least "
+                f"{format_duration(LEAST_NS)}"
             )
             raise CounterError(CounterCode.INVALID_METRIC, reason)
         plan, chosen = self._chosen(uuid, wanted)
@@ -559,29 +559,29 @@ def gpu_table(folder: Path) -> MetricsTable:
 def checked_table(folder: Path) -> MetricsTable:
     """The table of a GPU that can be measured. Raises CounterError."""
     if is_asleep(folder):
-        reason = "the GPU sleeps, and reading its counters would wake it: start the program first"
+        reason = "the GPU is suspended, and reading its counters would wake it; start the program first"
         raise CounterError(CounterCode.UNAVAILABLE, reason)
     try:
         table = gpu_table(folder)
     except PermissionError as exc:
         if exc.errno == errno.EPERM:  # the driver's error for a GPU that is being reset
             raise CounterError(CounterCode.UNAVAILABLE, _unreadable(exc)) from exc
-        reason = f"the driver's table {folder / _TABLE} is not readable for this user"
+        reason = f"this user cannot read the driver's table {folder / _TABLE}"
         raise CounterError(CounterCode.NOT_PERMITTED, reason) from exc
     except FileNotFoundError as exc:
-        reason = "the driver has no table gpu_metrics of this GPU: it is too old, or a virtual one"
+        reason = "the driver has no table gpu_metrics for this GPU: the GPU is too old, or virtual"
         raise CounterError(CounterCode.UNAVAILABLE, reason) from exc
     except OSError as exc:
         raise CounterError(CounterCode.UNAVAILABLE, _unreadable(exc)) from exc
     except UnknownTableError as exc:
         raise CounterError(CounterCode.UNAVAILABLE, f"the driver's table gpu_metrics cannot be read: {exc}") from exc
     if not known_metrics(table):
-        raise CounterError(CounterCode.UNAVAILABLE, "the driver's table gpu_metrics of this GPU is empty")
+        raise CounterError(CounterCode.UNAVAILABLE, "the driver's table gpu_metrics for this GPU is empty")
     return table
 
 
 def _unreadable(error: OSError) -> str:
-    return f"the driver cannot read the GPU now ({error.strerror}): it may be in a reset; `dmesg` has more"
+    return f"the driver cannot read the GPU now ({error.strerror}): it may be resetting; see `dmesg`"
 
 
 def _failure(error: Exception) -> Failure:

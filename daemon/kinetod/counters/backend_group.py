@@ -40,7 +40,7 @@ class _Asked:
     def __init__(self, backend: CounterBackend, answer_s: float) -> None:
         self._due = time.monotonic() + answer_s
         self.gpus: list[CounterDevice] | None = None
-        self.error = CounterError(CounterCode.FAILED, f"the library of {backend.name} does not answer")
+        self.error = CounterError(CounterCode.FAILED, f"the library of the backend {backend.name} is not responding")
         self.done = threading.Event()
         threading.Thread(target=self._ask, args=(backend,), name=f"counters {backend.name}", daemon=True).start()
 
@@ -142,7 +142,7 @@ class BackendGroup:
             return backend
         if (gpu := self._refused.get(uuid)) is not None:
             raise CounterError(CounterCode(gpu.code), f"GPU {uuid}: {gpu.problem}")
-        reason = f"there is no GPU {uuid}; `kinetoctl counters list` has those that can be measured"
+        reason = f"there is no GPU {uuid}; `kinetoctl counters list` lists those that can be measured"
         raise CounterError(CounterCode.UNAVAILABLE, reason)
 
     def base_metrics(self, uuid: str) -> list[str]:

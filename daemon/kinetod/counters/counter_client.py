@@ -79,7 +79,7 @@ class CountersService:
             async with asyncio.timeout(CONNECT_S):
                 return await connected(self._path)
         except OSError as exc:  # a TimeoutError is one
-            why = exc.strerror or str(exc) or "it does not answer"
+            why = exc.strerror or str(exc) or "it is not responding"
             reason = f"kinetod-counters cannot be reached at {self._path}: {why}; is kinetod-counters.socket enabled?"
             raise CounterError(CounterCode.UNAVAILABLE, reason) from exc
 
@@ -116,7 +116,7 @@ class CountersChild:
                         continue
                 ours.setblocking(False)
                 return ours
-        raise CounterError(CounterCode.FAILED, "kinetod-counters ends as soon as it is started; the log has more")
+        raise CounterError(CounterCode.FAILED, "kinetod-counters exits as soon as it is started; see the daemon's log")
 
     async def _started(self) -> socket.socket:
         if self._child is not None and self._child.process.returncode is not None:
@@ -155,7 +155,7 @@ class SamplerEndedError(CounterError):
     """kinetod-counters ended before it answered."""
 
     def __init__(self, how: str) -> None:
-        super().__init__(CounterCode.FAILED, f"kinetod-counters has ended: {how}; its log has more")
+        super().__init__(CounterCode.FAILED, f"kinetod-counters has ended: {how}; see its log")
 
 
 class CounterLosses(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,11 +228,11 @@ class CounterSession:
     def _end(self, status: RingStatus) -> tuple[str, str]:
         if status.ended and status.end == ERROR:
             text = clean(f"{status.failed_call}: {status.failure} ({status.failed_result})", 300)
-            return CounterCode.FAILED, f"the counters end early: {text}"
+            return CounterCode.FAILED, f"sampling ended early: {text}"
         if status.ended and status.end == TOO_LONG:
-            return CounterCode.FAILED, "the counters end early: the longest duration of a sampling is over"
+            return CounterCode.FAILED, "sampling ended early: its maximum duration is over"
         if not status.ended and (self._asked_to_stop or self.gone()):
-            return CounterCode.FAILED, "kinetod-counters has ended or does not answer; samples since then are missing"
+            return CounterCode.FAILED, "kinetod-counters has ended or is not responding; later samples are missing"
         return "", ""
 
     def close(self) -> None:
@@ -244,12 +244,12 @@ class CounterSession:
 def _lost(status: RingStatus) -> Sequence[str]:
     lost = []
     if status.gaps:
-        lost.append(f"samples of {format_duration(status.lost_ns)} are missing, in {times(status.gaps, 'place')}")
+        lost.append(f"{format_duration(status.lost_ns)} of samples are missing, in {times(status.gaps, 'place')}")
     if status.dropped:
         dropped = times(status.dropped, "sample was", "samples were")
         lost.append(f"{dropped} dropped because they were not stored fast enough")
     if status.disordered:
-        lost.append(f"{times(status.disordered, 'sample')} had impossible times")
+        lost.append(f"{times(status.disordered, 'sample')} had impossible timestamps")
     return lost
 
 
@@ -373,7 +373,7 @@ class _Connection:
                 await asyncio.get_running_loop().sock_sendall(self._sock, messages.encode(asked))
                 packet, fds = await receive(self._sock, messages.MAX_ANSWER_BYTES + 1)
             if not packet:
-                raise SamplerEndedError("it hung up")
+                raise SamplerEndedError("it closed the connection")
             said = messages.answer(packet)
             return said, fds.pop() if len(fds) == 1 else None
         except TimeoutError as exc:
@@ -395,7 +395,7 @@ def _close(descriptor: int | None) -> None:
 
 def _refusal(said: messages.CounterAnswer) -> CounterError:
     if not isinstance(said, messages.CountersRefused):
-        return CounterError(CounterCode.FAILED, "kinetod-counters gave an unexpected answer")
+        return CounterError(CounterCode.FAILED, "kinetod-counters sent an unexpected answer")
     known = said.code in {each.value for each in CounterCode}
     return CounterError(CounterCode(said.code) if known else CounterCode.FAILED, clean(said.reason, 2000))
 

@@ -83,14 +83,14 @@ class _File:
         self._left -= rows.nbytes
         try:
             if self._left < 0:
-                raise OSError("the file has its largest size")
+                raise OSError("the file has reached its maximum size")
             write_rows(self._file, rows)
             self._file.flush()  # whole rows: for a daemon that recovers the files of this one
         except OSError as exc:
             self._fail(exc)
 
     def _fail(self, exc: OSError) -> None:
-        self.problem = self.problem or clean(f"the counters end early: {exc.strerror or exc}", 300)
+        self.problem = self.problem or clean(f"sampling ended early: {exc.strerror or exc}", 300)
 
     def close(self) -> None:
         try:
@@ -133,7 +133,7 @@ class _Recorded:
                     return
                 check()
             except (OSError, RingError) as exc:
-                self._fail(f"the counters end early: {exc.strerror or exc}" if isinstance(exc, OSError) else str(exc))
+                self._fail(f"sampling ended early: {exc.strerror or exc}" if isinstance(exc, OSError) else str(exc))
                 return
             self.start_ns = self.start_ns or int(rows["start_ns"][0])
             self.end_ns = int(rows["end_ns"][-1])
@@ -262,7 +262,7 @@ class CounterRecording:
         try:
             return await asyncio.wait_for(done, within_s + _LATE_S)
         except TimeoutError:
-            log.error("the disk does not take counters; the files in %s are left as they are", folder)
+            log.error("the counters could not be written to disk in time; the files in %s are left as they are", folder)
             return []
 
     def let_go(self, folder: Path) -> None:
@@ -288,7 +288,7 @@ class CounterRecording:
         self._wake.set()
         self._thread.join(_JOIN_S)
         if self._thread.is_alive():
-            log.error("the disk does not take counters; their files are left as they are")
+            log.error("the counters could not be written to disk in time; their files are left as they are")
             return
         for each in self._recorded:
             each.empty(self._check)
@@ -347,8 +347,8 @@ async def record_counters(
         elif isinstance(session, CounterError):
             refused.append(refusal(uuid, session))
         else:
-            log.error("the counters of %s failed", uuid, exc_info=session)
-            refused.append(refusal(uuid, CounterError(CounterCode.FAILED, f"GPU {uuid}: an internal error")))
+            log.error("sampling the counters of %s failed", uuid, exc_info=session)
+            refused.append(refusal(uuid, CounterError(CounterCode.FAILED, f"GPU {uuid}: internal error")))
     return CounterRecording(recorded, refused, check)
 
 

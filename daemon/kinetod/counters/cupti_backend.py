@@ -52,16 +52,16 @@ INSUFFICIENT_PRIVILEGES = 35
 VIRTUAL_INSUFFICIENT_PRIVILEGES = 40
 UNKNOWN = 999
 UNAVAILABLE = {
-    15: "CUPTI does not find libnvperf_host.so and libnvperf_target.so, which lie beside it in its package",
+    15: "CUPTI cannot find libnvperf_host.so and libnvperf_target.so, which are next to it in its package",
     NOT_SUPPORTED: "CUPTI cannot sample the counters of this GPU",
-    33: "this is a virtual GPU, whose counters are not to be had",
+    33: "this is a virtual GPU, which provides no counters",
     38: "CUPTI cannot sample the counters of a GPU of this generation",
-    41: "confidential computing is on, under which the driver gives no counters",
-    42: "NVIDIA's mining GPUs have no counters to read",
+    41: "confidential computing is on, so the driver provides no counters",
+    42: "NVIDIA's mining GPUs provide no counters",
     43: "MIG is on: counters of units that instances share would be wrong",
-    44: "SLI is on, under which the driver gives no counters",
-    45: "the Windows Subsystem for Linux gives no counters",
-    46: "this libcupti does not know the chip; install a newer one (pip install nvidia-cuda-cupti)",
+    44: "SLI is on, so the driver provides no counters",
+    45: "the Windows Subsystem for Linux provides no counters",
+    46: "this libcupti does not support the chip; install a newer one (pip install nvidia-cuda-cupti)",
 }
 _CUDA_NO_DEVICE = 100
 _OLD_CHIPS = ("GV", "TU")
@@ -358,7 +358,7 @@ class CuptiBackend:
                     raise translated(exc) from exc
                 failures.append(f"{path}: {exc}")
         tried = "; ".join(failures) or "no libcupti is installed"
-        advice = "pip install nvidia-cuda-cupti for the Python of kinetod, or name one (--library)"
+        advice = "run pip install nvidia-cuda-cupti for kinetod's Python, or give one with --library"
         raise CounterError(CounterCode.UNAVAILABLE, f"no libcupti of CUDA 12.8 or later: {tried}; {advice}")
 
     def _loaded(self) -> NativeCupti:
@@ -387,7 +387,7 @@ class CuptiBackend:
         if uuid not in self._gpus:
             self.devices()
         if (gpu := self._gpus.get(uuid)) is None:
-            reason = f"there is no GPU {uuid}; `kinetoctl counters list` has those that can be measured"
+            reason = f"there is no GPU {uuid}; `kinetoctl counters list` lists those that can be measured"
             raise CounterError(CounterCode.UNAVAILABLE, reason)
         if (problem := problem_of_gpu(gpu, self._proc)) is not None:
             raise CounterError(problem[0], f"GPU {uuid}: {problem[1]}")
@@ -459,11 +459,11 @@ def _fitting(cupti: NativeCupti, gpu: SampledGpu, wanted: Sequence[CounterMetric
             known.append(metric)
             left_out.pop(metric.label, None)
         else:
-            why = f"it needs {passes} passes beside the others" if known else f"it needs {passes} passes"
+            why = f"it needs {passes} passes together with the others" if known else f"it needs {passes} passes"
             left_out[metric.label] = LeftOutMetric(name=metric.name, why=why)
     if not known:
         first = next(iter(left_out.values()))
-        reason = f"GPU {gpu.uuid}: {gpu.chip} has no metric of this set: {first.name}: {first.why}"
+        reason = f"GPU {gpu.uuid}: {gpu.chip} can measure no metric of this set: {first.name}: {first.why}"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     return CounterPlan(metrics=tuple(known), left_out=tuple(left_out.values()))
 
@@ -479,18 +479,18 @@ def _all_of(cupti: NativeCupti, gpu: SampledGpu, names: Sequence[str]) -> tuple[
             error = translated(exc, gpu.uuid)
             if error.code is not CounterCode.INVALID_METRIC:
                 raise error from exc
-            reason = f"{gpu.chip} has no metric {name!r}; `kinetoctl counters list --metrics` has all"
-            completed = "to be completed by a submetric, such as .avg or .sum.per_second"
+            reason = f"{gpu.chip} has no metric {name!r}; `kinetoctl counters list --metrics` lists all"
+            completed = "to be completed with a submetric, such as .avg or .sum.per_second"
             raise CounterError(error.code, f"GPU {gpu.uuid}: {reason}, {completed}") from exc
         if alone != 1:
-            reason = f"{name} needs {alone} passes on {gpu.chip}: sampling a running program has one"
+            reason = f"{name} needs {alone} passes on {gpu.chip}, but a running program can be sampled in only one"
             raise CounterError(CounterCode.INVALID_METRIC, f"GPU {gpu.uuid}: {reason}")
     try:
         passes = cupti.passes(gpu.index, names)
     except NativeFailure as exc:
         raise translated(exc, gpu.uuid) from exc
     if passes != 1:
-        reason = f"these {len(names)} metrics need {passes} passes together on {gpu.chip}; name fewer"
+        reason = f"together these {len(names)} metrics need {passes} passes on {gpu.chip}, not one; name fewer"
         raise CounterError(CounterCode.INVALID_METRIC, f"GPU {gpu.uuid}: {reason}")
     return tuple(metrics)
 
@@ -502,20 +502,20 @@ def translated(failure: NativeFailure, gpu: str = "", proc: Path = Path("/proc")
     """Error for a failed call; HARDWARE_BUSY without the holder, which the caller may find out."""
     of = f"GPU {gpu}: " if gpu else ""
     if failure.kind == LOADING:
-        reason = f"{of}no counters: {failure}; install the driver, and CUPTI (pip install nvidia-cuda-cupti)"
+        reason = f"{of}no counters: {failure}; install the driver and CUPTI (pip install nvidia-cuda-cupti)"
         return CounterError(CounterCode.UNAVAILABLE, reason)
     if failure.kind == DRIVER:
-        what = "the driver sees no GPU" if failure.result == _CUDA_NO_DEVICE else f"the driver does not work: {failure}"
-        return CounterError(CounterCode.UNAVAILABLE, f"{of}{what}; nvidia-smi must list the GPU for this user")
+        what = "the driver sees no GPU" if failure.result == _CUDA_NO_DEVICE else f"the driver failed: {failure}"
+        return CounterError(CounterCode.UNAVAILABLE, f"{of}{what}; check that nvidia-smi lists the GPU for this user")
     if failure.kind != CUPTI:
         return CounterError(CounterCode.FAILED, f"{of}{failure}")
     if failure.result == HARDWARE_BUSY:
-        return CounterError(CounterCode.BUSY, f"{of}another process has its counters")
+        return CounterError(CounterCode.BUSY, f"{of}another process is using its counters")
     if failure.result in (INSUFFICIENT_PRIVILEGES, VIRTUAL_INSUFFICIENT_PRIVILEGES):
         return CounterError(CounterCode.NOT_PERMITTED, f"{of}{rights_problem(proc)}")
     if failure.result == INVALID_METRIC_NAME:
         return CounterError(
-            CounterCode.INVALID_METRIC, f"{of}it has no such metric; `kinetoctl counters list --metrics` has all"
+            CounterCode.INVALID_METRIC, f"{of}it has no such metric; `kinetoctl counters list --metrics` lists all"
         )
     if failure.result in UNAVAILABLE:
         return CounterError(CounterCode.UNAVAILABLE, f"{of}{UNAVAILABLE[failure.result]}")
@@ -527,8 +527,8 @@ def rights_problem(proc: Path = Path("/proc")) -> str:
     restricted = "RmProfilingAdminOnly: 1" in text_of(proc / "driver/nvidia/params")
     why = " (RmProfilingAdminOnly: 1 in /proc/driver/nvidia/params)" if restricted else ""
     return (
-        f"the driver gives counters to administrators only{why}; enable the drop-in of kinetod-counters.service that "
-        "adds CAP_SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+        f"the driver restricts counters to administrators{why}; enable the drop-in of kinetod-counters.service "
+        "that adds CAP_SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
     )
 
 
@@ -539,12 +539,12 @@ def problem_of_gpu(gpu: SampledGpu, proc: Path = Path("/proc")) -> tuple[Counter
     if not gpu.chip:
         return CounterCode.UNAVAILABLE, UNAVAILABLE[46]
     if gpu.chip.startswith(_OLD_CHIPS) or gpu.architecture == UNSUPPORTED:
-        return CounterCode.UNAVAILABLE, f"{gpu.chip} is too old: Ampere and later can be sampled without end"
+        return CounterCode.UNAVAILABLE, f"{gpu.chip} is too old: continuous sampling needs Ampere or later"
     for level, result in (
         (gpu.sli, 44), (gpu.vgpu, 33), (gpu.confidential_compute, 41), (gpu.mining, 42), (gpu.wsl, 45),
     ):  # fmt: skip
         if level in (UNSUPPORTED, DISABLED):
-            off = "; the host's administrator can enable profiling of it" if level == DISABLED else ""
+            off = "; the host's administrator can enable profiling" if level == DISABLED else ""
             return CounterCode.UNAVAILABLE, UNAVAILABLE[result] + off
     if gpu.supported == UNSUPPORTED:
         return CounterCode.UNAVAILABLE, UNAVAILABLE[NOT_SUPPORTED]

@@ -104,7 +104,7 @@ class CuptiPythonBackend(CuptiBackend):
         plan = self.plan(uuid, wanted)
         index = self._gpu(uuid).index
         if not self._used.acquire(blocking=False):
-            reason = f"GPU {uuid}: cupti-python samples one GPU at a time; wait for the other sampling to end"
+            reason = f"GPU {uuid}: cupti-python can sample only one GPU at a time; wait for the other sampling to end"
             raise CounterError(CounterCode.BUSY, reason)
         collector = package.Collector(index)
         try:
@@ -129,7 +129,7 @@ def _collectors() -> Any:
     try:
         return importlib.import_module("cupti.pm_sampling")
     except Exception as exc:
-        reason = f"cupti-python cannot be imported ({exc}): pip install cupti-python, or choose the backend cupti"
+        reason = f"cupti-python cannot be imported ({exc}): run pip install cupti-python, or choose the backend cupti"
         raise CounterError(CounterCode.UNAVAILABLE, reason) from exc
 
 
@@ -141,7 +141,7 @@ def _status(error: Exception) -> int:
 
 def _refusal(error: Exception, uuid: str) -> CounterError:
     if _status(error) == HARDWARE_BUSY:
-        return CounterError(CounterCode.BUSY, f"GPU {uuid}: another process has its counters")
+        return CounterError(CounterCode.BUSY, f"GPU {uuid}: another process is using its counters")
     if isinstance(error, PermissionError):
         return CounterError(CounterCode.NOT_PERMITTED, f"GPU {uuid}: {rights_problem()}")
     if isinstance(error, ValueError):

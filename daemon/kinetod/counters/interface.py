@@ -142,15 +142,15 @@ class CounterBackend(Protocol):
 def checked_wanted(wanted: WantedCounters, sets: Sequence[str]) -> None:
     """Raises CounterError for a request that no GPU could meet."""
     if bool(wanted.set_name) == bool(wanted.metrics):
-        raise CounterError(CounterCode.INVALID_METRIC, "name one set, or metrics")
+        raise CounterError(CounterCode.INVALID_METRIC, "name either one set or individual metrics")
     if wanted.set_name and wanted.set_name not in sets:
         reason = f"there is no set {wanted.set_name!r}; the sets are {', '.join(sets)}"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     if named := [name for name in wanted.metrics if name in sets]:
-        reason = f"{named[0]!r} is a set, which is named alone: without other sets and without metrics"
+        reason = f"{named[0]!r} is a set, which must be named alone, without other sets or metrics"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     if len(wanted.metrics) > MAX_METRICS:
-        reason = f"{len(wanted.metrics)} metrics are more than the {MAX_METRICS} that are measured together at most"
+        reason = f"{len(wanted.metrics)} metrics are too many: at most {MAX_METRICS} can be measured together"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     if twice := [name for name in dict.fromkeys(wanted.metrics) if wanted.metrics.count(name) > 1]:
         raise CounterError(CounterCode.INVALID_METRIC, f"{twice[0]} is named twice")

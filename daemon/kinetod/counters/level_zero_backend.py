@@ -153,12 +153,12 @@ def planned_set(gpu: str, groups: Sequence[MetricGroup], set_name: str) -> Group
     best = max(groups, key=lambda group: len(_of_labels(group, labels)), default=None)
     known = {} if best is None else _of_labels(best, labels)
     if best is None or not known:
-        reason = f"{gpu} has no metric of the set {set_name}; name metrics: `kinetoctl counters list --metrics` has all"
+        reason = f"{gpu} has no metric of the set {set_name}; name metrics (`kinetoctl counters list --metrics`)"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     left_out = [_left_out(gpu, groups, label) for label in labels if label not in known]
     vocabulary = dict.fromkeys(metric.label for metric in SETS[set_name])
     left_out += [
-        LeftOutMetric(name=label, why="Intel's groups have no metric of this meaning")
+        LeftOutMetric(name=label, why="Intel's metric groups have no equivalent")
         for label in vocabulary
         if label not in FORMULAS
     ]
@@ -170,14 +170,14 @@ def planned_metrics(gpu: str, groups: Sequence[MetricGroup], names: Sequence[str
     having = [{group.name: metric for group in groups if (metric := _named(group, name))} for name in names]
     for name, found in zip(names, having, strict=True):
         if not found:
-            reason = f"{gpu} has no metric {name!r}; `kinetoctl counters list --metrics` has all"
+            reason = f"{gpu} has no metric {name!r}; `kinetoctl counters list --metrics` lists all"
             raise CounterError(CounterCode.INVALID_METRIC, reason)
     for group in groups:
         if all(group.name in found for found in having):
             pairs = [(name, _formula(name, found[group.name])) for name, found in zip(names, having, strict=True)]
             return _plan(group, pairs, [])
     where = "; ".join(f"{name} is in {', '.join(list(found)[:4])}" for name, found in zip(names, having, strict=True))
-    reason = f"these metrics are in no group together, and one group is measured at a time ({where}); name fewer"
+    reason = f"no group has all of these metrics, and only one can be measured at a time ({where}); name fewer"
     raise CounterError(CounterCode.INVALID_METRIC, f"{gpu}: {reason}")
 
 
@@ -205,7 +205,9 @@ def _of_labels(group: MetricGroup, labels: Sequence[str]) -> dict[str, MetricFor
 def _left_out(gpu: str, groups: Sequence[MetricGroup], label: str) -> LeftOutMetric:
     for group in groups:
         if formula := _of_labels(group, (label,)).get(label):
-            return LeftOutMetric(name=formula.name, why=f"it is in {group.name}, and one group is measured at a time")
+            return LeftOutMetric(
+                name=formula.name, why=f"it is in {group.name}, and only one group is measured at a time"
+            )
     return LeftOutMetric(name=FORMULAS[label][0].name, why=f"{gpu} does not have it")
 
 
@@ -274,7 +276,10 @@ class LevelZeroSampling:
         except LevelZeroFailure as exc:
             end, failure = ERROR, _failure(exc.function, str(exc), exc.code)
         except OtherClockError:
-            end, failure = ERROR, _failure("zetMetricStreamerReadData", "the samples' times are of another clock")
+            end, failure = (
+                ERROR,
+                _failure("zetMetricStreamerReadData", "the samples' times are from another clock"),
+            )
         except Exception as exc:  # noqa: BLE001  # whatever it is ends this sampling, which the ring tells
             end, failure = ERROR, _failure("kinetod", f"{type(exc).__name__}: {exc}")
         self.close()
@@ -385,13 +390,13 @@ class LevelZeroBackend:
     def _problem(self, gpu: IntelGpu, drivers: list[str]) -> tuple[CounterCode, str] | None:
         """Why this GPU cannot be measured, as far as is known without trying."""
         if gpu.tiles > 1:
-            reason = f"it has {gpu.tiles} tiles, whose counters come separately and at times of their own"
+            reason = f"it has {gpu.tiles} tiles, whose counters are reported separately and at different times"
             return CounterCode.UNAVAILABLE, reason
         if reason := rights_problem(drivers, self._proc):
             return CounterCode.NOT_PERMITTED, reason
         try:
             if not self._groups_of(gpu):
-                return CounterCode.UNAVAILABLE, f"the driver has no metrics of it: {INSTALL}"
+                return CounterCode.UNAVAILABLE, f"the driver provides no metrics for this GPU: {INSTALL}"
         except CounterError as exc:
             return exc.code, exc.reason
         return None
@@ -411,7 +416,7 @@ class LevelZeroBackend:
         """Raises CounterError."""
         devices = {gpu.uuid: gpu for gpu in self.devices()}
         if (device := devices.get(uuid)) is None:
-            reason = f"there is no GPU {uuid}; `kinetoctl counters list` has those that can be measured"
+            reason = f"there is no GPU {uuid}; `kinetoctl counters list` lists those that can be measured"
             raise CounterError(CounterCode.UNAVAILABLE, reason)
         if device.problem:
             raise CounterError(CounterCode(device.code), f"GPU {uuid}: {device.problem}")
@@ -460,24 +465,24 @@ def translated(failure: LevelZeroFailure, gpu: str = "", proc: Path = PROC) -> C
     of = f"GPU {gpu}: " if gpu else ""
     if failure.code in LOST:
         return CounterError(
-            CounterCode.UNAVAILABLE, f"{of}the driver has lost the GPU ({failure}); the kernel's log has more"
+            CounterCode.UNAVAILABLE, f"{of}the driver has lost the GPU ({failure}); see the kernel's log"
         )
     if failure.code == NOT_PERMITTED:
         return CounterError(CounterCode.NOT_PERMITTED, f"{of}{rights_problem(RESTRICTIONS, proc) or _advice()}")
     if failure.function == "zetMetricStreamerOpen":
         if failure.code == IN_USE:
-            reason = "the driver did not close an earlier stream of kinetod-counters, which must be started anew"
+            reason = "the driver did not close an earlier stream of kinetod-counters; restart kinetod-counters"
             return CounterError(CounterCode.FAILED, of + reason)
         if failure.code == NOT_AVAILABLE or (failure.code == UNKNOWN and stream_holder(proc)):
-            return CounterError(CounterCode.BUSY, f"{of}another process has its counters")
+            return CounterError(CounterCode.BUSY, f"{of}another process is using its counters")
         if failure.code == UNKNOWN:
             reason = (
-                "the driver cannot open its counters and does not say why; if another process has them, end it: "
-                "sudo ls -l /proc/*/fd shows it with a file i915_perf or xe_oa"
+                "the driver cannot open its counters and gives no reason; if another process is using them, end it "
+                "(in sudo ls -l /proc/*/fd it has a file i915_perf or xe_oa)"
             )
             return CounterError(CounterCode.FAILED, f"{of}{reason}")
     if failure.code in (DEPENDENCY_UNAVAILABLE, UNSUPPORTED_FEATURE, UNSUPPORTED_VERSION):
-        return CounterError(CounterCode.UNAVAILABLE, f"{of}the driver gives no metrics ({failure}): {INSTALL}")
+        return CounterError(CounterCode.UNAVAILABLE, f"{of}the driver provides no metrics ({failure}): {INSTALL}")
     return CounterError(CounterCode.FAILED, f"{of}{failure}")
 
 
@@ -485,7 +490,7 @@ def not_started(failure: LevelZeroFailure, proc: Path = PROC) -> CounterError:
     """Error if zeInit fails with metrics enabled, as older drivers do where metrics are unavailable."""
     if reason := rights_problem(RESTRICTIONS, proc):
         return CounterError(CounterCode.NOT_PERMITTED, reason)
-    return CounterError(CounterCode.UNAVAILABLE, f"Level Zero does not start with metrics on ({failure}): {INSTALL}")
+    return CounterError(CounterCode.UNAVAILABLE, f"Level Zero fails to start with metrics on ({failure}): {INSTALL}")
 
 
 def rights_problem(drivers: Iterable[str], proc: Path = PROC) -> str:
@@ -493,9 +498,7 @@ def rights_problem(drivers: Iterable[str], proc: Path = PROC) -> str:
     restricted = [RESTRICTIONS[each] for each in drivers if text_of(proc / RESTRICTIONS[each]).strip() not in ("", "0")]
     if not restricted or _may_anyway(proc):
         return ""
-    return (
-        f"the kernel gives counters to administrators only (/proc/{restricted[0]} is not 0); {_advice(restricted[0])}"
-    )
+    return f"the kernel restricts counters to administrators (/proc/{restricted[0]} is not 0); {_advice(restricted[0])}"
 
 
 def _advice(file: str = RESTRICTIONS["i915"]) -> str:

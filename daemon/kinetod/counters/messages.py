@@ -124,7 +124,7 @@ CounterAnswer = GpusReply | BaseMetricsReply | PlanReply | SamplingStarted | Sam
 
 def _other_version(theirs: int) -> BadCounterMessage:
     return BadCounterMessage(
-        f"the other side speaks version {theirs} of the protocol of kinetod-counters, and this one {VERSION}; "
+        f"the other side speaks version {theirs} of the protocol of kinetod-counters, but this one speaks {VERSION}; "
         "restart both after an upgrade"
     )
 
@@ -133,7 +133,7 @@ _PACKETS = PacketFormat(
     b"KCTR",
     VERSION,
     BadCounterMessage,
-    "a packet that is no message between kinetod and kinetod-counters",
+    "a packet that is not a message of the protocol of kinetod-counters",
     _other_version,
 )
 

@@ -138,7 +138,7 @@ class _Ring:
         if self._view is None or self._library.kn_ring_status_of(
             self._address, self._size, self.metrics, ctypes.byref(found)
         ):
-            raise RingError("the ring of samples is damaged")
+            raise RingError("the sample buffer is damaged")
         counts = {name: int(getattr(found, name)) for name in _COUNTS}
         return RingStatus(
             ended=found.state != 0,
@@ -173,7 +173,7 @@ class RingWriter(_Ring):
         self.writer = _Writer()
         if not self._library.kn_ring_make(self._address, size, metrics, most_ns, ctypes.byref(self.writer)):
             self.close()
-            raise OSError(f"a ring of {size} bytes has no room for {metrics} metrics")
+            raise OSError(f"a sample buffer of {size} bytes has no room for {metrics} metrics")
 
     @property
     def most_ns(self) -> int:
@@ -216,10 +216,10 @@ class RingReader(_Ring):
             try:
                 sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
             except OSError as exc:
-                raise RingError(f"the ring of samples is no shared memory: {exc.strerror}") from exc
+                raise RingError(f"the sample buffer is not shared memory: {exc.strerror}") from exc
             size = os.fstat(descriptor).st_size
             if not sealed or not HEADER_BYTES < size <= MOST_BYTES:
-                raise RingError("the ring of samples could change its size, or is too large")
+                raise RingError("the sample buffer can be resized, or its size is invalid")
             super().__init__(descriptor, size, metrics)
         finally:
             os.close(descriptor)
@@ -234,10 +234,10 @@ class RingReader(_Ring):
     def take(self) -> Structs:
         """The oldest rows that were not taken, at most ROWS_AT_ONCE, as `row_type` lays them out. Raises RingError."""
         if self._view is None:
-            raise RingError("the ring of samples is closed")
+            raise RingError("the sample buffer is closed")
         count = self._library.kn_ring_take(
             self._address, self._size, self.metrics, ctypes.byref(self._taken), self._rows.ctypes.data, ROWS_AT_ONCE
         )
         if count < 0:
-            raise RingError("the ring of samples is damaged")
+            raise RingError("the sample buffer is damaged")
         return self._rows[:count].copy()

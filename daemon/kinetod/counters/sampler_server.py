@@ -149,7 +149,7 @@ class SamplingJob:
         except Exception as exc:  # noqa: BLE001  # whoever awaits gets it
             error = exc
             if not self._tell(lambda: self._settle(error)):
-                log.warning("the sampling of %s ended after its client: %s", self._uuid, exc)
+                log.warning("sampling %s failed while the service was stopping: %s", self._uuid, exc)
         finally:
             self._tell(self.ended.set)
 
@@ -251,7 +251,7 @@ class SamplerService:
             if self.connections.idle_s() <= 0:
                 continue
             if self.hung:
-                log.error("exiting, because a thread hangs in the driver")
+                log.error("exiting, because a thread is stuck in the driver")
                 logging.shutdown()
                 os._exit(EXIT_HUNG)
             if self.used_up:
@@ -269,15 +269,15 @@ class SamplerService:
     def check_caller(self, caller: HelperCaller) -> None:
         """Raises CounterError for a user who is not served."""
         if not self._may_ask(caller.uid):
-            log.warning("%s was refused: --caller names the users who may ask", caller)
-            reason = f"uid {caller.uid} may not ask kinetod-counters; its option --caller names those who may"
+            log.warning("%s was refused: --caller names the users who are allowed", caller)
+            reason = f"uid {caller.uid} is not allowed to use kinetod-counters; its option --caller names those who are"
             raise CounterError(CounterCode.NOT_PERMITTED, reason)
 
     async def work(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Awaits work that may hang. Raises CounterError if it does, and the work's own errors."""
         if self.hung:
             coroutine.close()
-            raise CounterError(CounterCode.FAILED, "the driver does not answer; kinetod-counters starts anew soon")
+            raise CounterError(CounterCode.FAILED, "the driver is not responding; kinetod-counters will restart soon")
         task = asyncio.create_task(coroutine)
         done, _ = await asyncio.wait((task,), timeout=self.work_s)
         if not done:
@@ -311,7 +311,7 @@ class SamplerService:
     def _returned(self, task: asyncio.Task[Any]) -> None:
         self._late.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("a late answer of the driver: %s", error)
+            log.warning("late error from the driver: %s", error)
 
     async def with_holder(self, error: CounterError, uuid: str, pci_bus_id: str) -> CounterError:
         """Adds the holder of the counters to an error, if it can be found."""
@@ -319,9 +319,7 @@ class SamplerService:
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(HOLDER_S):
                 name = await in_own_thread(lambda: self._holder_of(pci_bus_id))
-        reason = (
-            f"GPU {uuid}: {name} has its counters, which one process can have at a time; stop it, or try again later"
-        )
+        reason = f"GPU {uuid}: {name} is using its counters, and only one process can; stop it, or try again later"
         return CounterError(error.code, reason)
 
 
@@ -395,13 +393,13 @@ class _Connection:
         """Starts the sampling. Raises CounterError, BadCounterMessage."""
         service, backend = self._service, self._service.backend
         if self._job is not None:
-            raise messages.BadCounterMessage("a second GPU in one connection")
+            raise messages.BadCounterMessage("a request for a second GPU on one connection")
         gpus = await service.work(in_own_thread(_opened(backend)))
         gpu = next((each for each in gpus if each.uuid == asked.gpu), None)
         if gpu is None:
-            raise CounterError(CounterCode.UNAVAILABLE, f"there is no GPU {asked.gpu} that a driver shows")
+            raise CounterError(CounterCode.UNAVAILABLE, f"no driver lists a GPU {asked.gpu}")
         if not await service.is_free(asked.gpu):
-            reason = f"GPU {asked.gpu}: kinetod samples its counters for another request; try again when it has ended"
+            reason = f"GPU {asked.gpu}: kinetod is sampling its counters for another request; try again after that"
             raise CounterError(CounterCode.BUSY, reason)
         interval_ns = asked.interval_ns or max(DEFAULT_INTERVAL_NS, gpu.least_interval_ns)
         check_interval(interval_ns)
@@ -418,7 +416,7 @@ class _Connection:
         started = messages.SamplingStarted(
             gpu=gpu, plan=plan, interval_ns=interval_ns, backend=by.name, library_version=by.library_version
         )
-        log.info("samples %d metrics of %s every %g ms", len(plan.metrics), asked.gpu, interval_ns / 1e6)
+        log.info("sampling %d metrics of %s every %g ms", len(plan.metrics), asked.gpu, interval_ns / 1e6)
         await self._send(started, job.descriptor())
 
     async def _end(self) -> None:
@@ -431,7 +429,7 @@ class _Connection:
         if done:
             job.release()
         else:
-            log.error("the driver does not end a sampling")
+            log.error("the driver did not stop sampling in time")
             self._service.note_late(self._freed)
 
 

@@ -82,11 +82,12 @@ class ClientLimits:
         """Counts one more connection of this peer, or returns False if it has too many."""
         admin = self._is_admin(peer)
         if not admin and self._rate.late_s(peer.key):
-            self._refused(peer, "CONNECTION_RATE", "it opens too many per second")
+            self._refused(peer, "CONNECTION_RATE", "too many new connections per second")
             return False
         held, used = self._open[peer.key], self._open.total()
         if full(held, used, own=OWN, in_all=ALL, admin=admin) is not None:
-            self._refused(peer, "CONNECTIONS", f"it has {held} of {OWN}, and {used} are open in all")
+            why = f"it has {held} open connections (limit {OWN}), and all clients have {used} (limit {ALL})"
+            self._refused(peer, "CONNECTIONS", why)
             return False
         self._open[peer.key] += 1
         return True
@@ -110,17 +111,17 @@ class ClientLimits:
 
     def unknown(self, why: str) -> None:
         """Logs that a client was refused because the kernel cannot identify it."""
-        self._tally.note(why, {"text": f"a connection of a client of Dynolog was refused: {why}"})
+        self._tally.note(why, {"text": f"a connection from a Dynolog client was refused: {why}"})
 
     def nonsense(self, peer: Peer, what: str) -> None:
         """Counts and logs input that is not a request."""
         metrics.DYNOLOG_REQUESTS.labels(UNKNOWN, UNANSWERED).inc()
-        text = f"a client of Dynolog, {peer.key}, got no answer: {clean(what, 200)}"
+        text = f"an invalid request from a Dynolog client ({peer.key}) was not answered: {clean(what, 200)}"
         self._tally.note((peer.key, UNANSWERED), {"text": text})
 
     def _refused(self, peer: Peer, limit: str, why: str) -> None:
         metrics.limited(limit)
-        text = f"a connection of a client of Dynolog, {peer.key}, was refused: {why}"
+        text = f"a connection from a Dynolog client ({peer.key}) was refused: {why}"
         self._tally.note((peer.key, limit), {"text": text})
 
 
@@ -144,7 +145,7 @@ class DynologServer:
         self._sockets: list[socket.socket] = []
         self._peers: dict[str, Peer] = {}
         self._numbers = itertools.count(1)
-        self._tasks = BackgroundTasks(log, "a connection of a client of Dynolog failed")
+        self._tasks = BackgroundTasks(log, "a connection from a Dynolog client failed")
         self._lookups = ThreadPoolExecutor(1, "dynolog-peers")
         self._looked_up = 0
         self._opening: asyncio.Task[None] | None = None
@@ -189,23 +190,23 @@ class DynologServer:
         except (PortTaken, OSError, StartError) as exc:
             if not self.problem:
                 self.problem = await asyncio.to_thread(self._explained, exc)
-                log.warning("the door for clients of Dynolog is closed: %s; it opens as soon as it can", self.problem)
+                log.warning("Dynolog clients are not served yet: %s; retrying", self.problem)
             return False
         loop = asyncio.get_running_loop()
         self.problem = ""
         self._sockets = sockets
         for sock in sockets:
             loop.add_reader(sock.fileno(), self._acceptable, sock)
-        log.info("clients of Dynolog are served at %s", ", ".join(self.listening_at))
+        log.info("Dynolog clients are served at %s", ", ".join(self.listening_at))
         return True
 
     def _explained(self, error: Exception) -> str:
         """Explains an error. Blocks."""
         if isinstance(error, PortTaken):
             holder = port_holder(self._address.port) or "another process"
-            return f"{self._address} is taken by {holder}; stop it, or set dynolog.rpc to another address"
+            return f"{self._address} is in use by {holder}; stop it, or set dynolog.rpc to another address"
         if isinstance(error, OSError):
-            return f"cannot listen at {self._address}: {error.strerror}"
+            return f"cannot listen on {self._address}: {error.strerror}"
         return str(error)
 
     async def holder(self) -> str:
@@ -237,7 +238,7 @@ class DynologServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:  # out of descriptors or memory: try again soon instead of spinning
-                log.error("cannot accept clients of Dynolog: %s; retrying", exc.strerror)
+                log.error("cannot accept connections from Dynolog clients: %s; retrying", exc.strerror)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener.fileno())
                 loop.call_later(RETRY_ACCEPT_S, self._resume, listener)
@@ -262,7 +263,7 @@ class DynologServer:
         elif self._looked_up < MAX_LOOKED_UP:
             self._tasks.begin(self._admit_later(sock))
         else:
-            self._limits.unknown("too many clients are being looked up; allow AF_NETLINK sockets to this daemon")
+            self._limits.unknown("too many clients are being looked up; allow this daemon to use AF_NETLINK sockets")
             sock.close()
 
     def _identified(self, sock: socket.socket) -> Peer | None:
@@ -354,7 +355,7 @@ def port_holder(port: int) -> str:
     holders = [each.pid for each in found if each.laddr and each.laddr.port == port]
     known = next((pid for pid in holders if pid), None)
     if known is None:
-        return "a process that this daemon may not look into" if holders else ""
+        return "a process that this daemon is not allowed to inspect" if holders else ""
     try:
         name = clean(psutil.Process(known).name(), 64)
     except psutil.Error:

@@ -54,8 +54,8 @@ _OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")
 _OBJECT_STORES = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 MAX_REFUSED_SHOWN = 16
 _NOTHING_TO_PAUSE = (
-    "kinetod does not measure with DCGM's profiling counters, so it has nothing to pause or to resume; where DCGM "
-    "itself holds them, `dcgmi profile --pause` frees them"
+    "kinetod does not use DCGM's profiling counters, so there is nothing to pause or resume; if DCGM itself uses "
+    "them, `dcgmi profile --pause` releases them"
 )
 Answer = Mapping[str, Any]
 NO_JOB = 0
@@ -115,7 +115,7 @@ def function_of(request: Mapping[str, Any]) -> str:
     """The function that a request names. Raises BadFrame for one that Dynolog does not know."""
     name = request.get("fn")
     if not isinstance(name, str) or name not in FUNCTIONS:
-        raise BadFrame(f"an unknown function {name!r:.80}" if "fn" in request else "no member fn")
+        raise BadFrame(f"unknown function {name!r:.80}" if "fn" in request else "the member fn is missing")
     return name
 
 
@@ -179,7 +179,7 @@ def body_size(prefix: bytes) -> int:
     """The length of the JSON that follows. Raises BadFrame."""
     (size,) = PREFIX.unpack(prefix)
     if not 0 < size <= MAX_REQUEST_BYTES:
-        raise BadFrame(f"a length of {size} bytes; a request has 1 to {MAX_REQUEST_BYTES}")
+        raise BadFrame(f"a length of {size} bytes; expected 1 to {MAX_REQUEST_BYTES}")
     return int(size)
 
 
@@ -190,7 +190,7 @@ def read_object(body: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as exc:  # UnicodeDecodeError and JSONDecodeError too
         raise BadFrame(f"not JSON: {exc}") from exc
     if not isinstance(found, dict) or not found:
-        raise BadFrame("not a JSON object with a member")
+        raise BadFrame("not a JSON object with at least one member")
     return found
 
 
@@ -329,7 +329,7 @@ def started(result: TraceStarted) -> Answer:
         more["log_file"] = result.log_file
     notes = list(result.notes)
     if result.matched.beyond:
-        notes.append(f"{result.matched.beyond} more processes match; process_limit (--process-limit) leaves them out")
+        notes.append(f"matching, but left out by process_limit (--process-limit): {result.matched.beyond} more")
     if notes:
         more["notes"] = notes
     refused = [target for target in targets if target.verdict != pb.VERDICT_UNSPECIFIED]
@@ -414,7 +414,7 @@ class DynologService:
         except KinetodError as exc:
             return refused(function, exc), "refused"
         except Exception:
-            log.exception("the request %s of a client of Dynolog failed", function)
+            log.exception("request %s from a Dynolog client failed", function)
             return internal_error(function), "failed"
 
     async def _carried_out(self, connection: str, asked: Asked) -> Answer:
@@ -435,7 +435,8 @@ class DynologService:
         if self._settings.current.dynolog_tracing == TRACING_REFUSED:
             raise NotPermitted(
                 Reason.TRACING_REFUSED,
-                'this daemon traces nothing for clients of Dynolog: dynolog.tracing is "refuse"; use kinetoctl trace',
+                'this daemon refuses trace requests from Dynolog clients (dynolog.tracing is "refuse"); '
+                "use kinetoctl trace",
             )
         try:
             wanted = requested_trace(asked.config, (), time.time_ns())
@@ -453,7 +454,7 @@ class DynologService:
         if wanted.log_file is not None and not problem:
             self._log_files.promise(capture, wanted.log_file, caller)
         if problem:
-            log.warning("capture %s: its traces are in the store only: %s", capture.id, problem)
+            log.warning("capture %s: its traces are kept only in the store: %s", capture.id, problem)
         log_file = f"not written: {problem}" if problem else ""
         return TraceStarted(matched=matched, capture=capture, log_file=log_file, notes=wanted.notes)
 
@@ -549,8 +550,8 @@ def _log_file(text: str | None, notes: list[str]) -> LogFile | None:
         return None
     try:
         if _OBJECT_STORES.match(text):
-            raise ValueError(f"{text!r:.200} is not a path of this host; set upload.url to keep traces elsewhere")
+            raise ValueError(f"{text!r:.200} is not a path on this host; to store traces elsewhere, set upload.url")
         return parse_log_file(text)
     except ValueError as exc:
-        notes.append(f"ACTIVITIES_LOG_FILE: {exc}; the trace is in the store only")
+        notes.append(f"ACTIVITIES_LOG_FILE: {exc}; the trace is kept only in the store")
         return None

@@ -55,7 +55,7 @@ WRITERS = 2  # at a time, and one for a user without any
 AUDITED = "(trace file)"
 UNIT = "kinetod.service"  # its sandbox settings decide what a child of this daemon sees
 CHECK_NAME = "dynolog_files"
-ADVICE = "do what it says, or remove the folder from dynolog.log_roots"
+ADVICE = "fix this problem, or remove the folder from dynolog.log_roots"
 ROOT = 0
 FolderOf = Callable[[str, Any], Path]
 
@@ -127,14 +127,14 @@ class LogFiles:
         self._promises: dict[str, FilePromise] = {}
         self._kept: set[str] = set()  # those that are being written
         self._slots = FairSlots(WRITERS, spare=1)
-        self._tasks = BackgroundTasks(log, "files of a client of Dynolog were not written")
+        self._tasks = BackgroundTasks(log, "trace files for a Dynolog client were not written")
 
     # checking
 
     async def problem(self, log_file: LogFile, caller: Caller) -> str:
         """Why files could not be written there now; "" if they could."""
         if caller.uid is None:
-            return f"{caller} is no user of this host"
+            return f"{caller} is not a user of this host"
         uid = None if caller.uid == ROOT else caller.uid  # root's files are written as each process's user
         async with self._slots.turn():
             found = await self._write(log_file.directory, uid, [], CHECK_S)
@@ -194,7 +194,7 @@ class LogFiles:
         facts = {"capture": promise.capture_id, "owner_uid": promise.uid, "target_uid": uid, "path": path}
         if problem:
             log.warning(
-                "capture %s: %s was not written, the trace is in the store: %s", promise.capture_id, path, problem
+                "capture %s: %s was not written (the trace is in the store): %s", promise.capture_id, path, problem
             )
         self._audit.write(AUDITED, "refused" if problem else "written", None, **facts, problem=problem)
 
@@ -210,7 +210,7 @@ class LogFiles:
             return [f"{directory} is not an absolute path"]
         root = _below(directory, self._settings.current.dynolog_log_roots)
         if root is None:
-            return [f"{directory} is below no folder of dynolog.log_roots"] * count
+            return [f"{directory} is not inside any folder of dynolog.log_roots"] * count
         with contextlib.ExitStack() as opened:
             try:
                 descriptors = await asyncio.to_thread(_opened, [source for source, _name in files], opened)
@@ -261,7 +261,7 @@ class LogFiles:
                 else:
                     (problem,) = await self._written_by_service(root, None, (), CHECK_S)
             if problem:
-                detail = f"no trace is written below {root}: {problem}"
+                detail = f"traces cannot be written below {root}: {problem}"
                 found.append(Finding(CHECK_NAME, Status.PROBLEM, detail, ADVICE))
         if found or not roots:
             return found
@@ -279,7 +279,9 @@ class LogFiles:
                 path.unlink(missing_ok=True)
         except OSError as exc:
             log.warning(
-                "capture %s: if the daemon ends before it, its files will not be written: %s", promise.capture_id, exc
+                "capture %s: its files will not be written if the daemon stops before the capture ends: %s",
+                promise.capture_id,
+                exc,
             )
 
     def _forget(self, capture_id: str) -> None:
@@ -292,7 +294,7 @@ class LogFiles:
             try:
                 promise = FilePromise(**json.loads(path.read_bytes()))
             except (OSError, ValueError, TypeError) as exc:
-                log.warning("%s cannot be used and is removed: %s", path, exc)
+                log.warning("removing %s, which cannot be used: %s", path, exc)
                 path.unlink(missing_ok=True)
             else:
                 self._promises[promise.capture_id] = promise

@@ -45,7 +45,7 @@ class AmdSmi:
         try:
             self._smi.smi_shutdown()
         except Exception:
-            logging.getLogger(__name__).debug("AMD SMI does not shut down", exc_info=True)
+            logging.getLogger(__name__).debug("AMD SMI could not be shut down", exc_info=True)
 
     def read(self) -> list[GpuState]:
         """The current state of every GPU. Raises LibraryError."""

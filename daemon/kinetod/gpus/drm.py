@@ -262,7 +262,7 @@ class DrmGpus:
         """
         gpus = drm_gpus(self._sys, self._proc)
         if not gpus:
-            raise LibraryError(LibraryState.ABSENT, "no GPU of AMD or Intel has a driver on this host")
+            raise LibraryError(LibraryState.ABSENT, "no AMD or Intel GPU on this host has a driver")
         drivers = sorted({gpu.driver for gpu in gpus})
         return clean(f"{', '.join(drivers)} of Linux {text(self._proc / 'sys/kernel/osrelease')}", 128)
 

@@ -183,7 +183,7 @@ class GpuReader:
             before = self._states.get(library.name)
             if before is None or before.state != library.state:
                 level = logging.INFO if library.state in (LibraryState.OK, LibraryState.ABSENT) else logging.WARNING
-                log.log(level, "GPUs by %s: %s", library.name, library.detail or library.state.value)
+                log.log(level, "reading GPUs through %s: %s", library.name, library.detail or library.state.value)
             self._states[library.name] = library
 
     def close(self) -> None:

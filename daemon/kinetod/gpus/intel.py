@@ -17,7 +17,7 @@ from kinetod.gpus.gpu_types import GpuState, LibraryError, LibraryState
 from kinetod.gpus.level_zero import LIBRARY, LOST, Sysman, SysmanError
 
 INSTALL = "Intel's Level Zero loader (libze_loader.so.1, package libze1 or level-zero) is not installed"
-NO_DRIVER = "Level Zero finds no GPU: is Intel's driver library libze_intel_gpu.so.1 installed (intel-level-zero-gpu)?"
+NO_DRIVER = "Level Zero found no GPU: is Intel's driver library libze_intel_gpu.so.1 installed (intel-level-zero-gpu)?"
 _INTEL = 0x8086
 _ALL_ENGINES, _COMPUTE_ENGINES = (0,), (1, 11, 12)  # groups: all; compute; 3D, render and compute; render
 _GPU_SENSORS, _MEMORY_SENSORS = (1, 0), (2,)  # temperature sensors: GPU, all; memory

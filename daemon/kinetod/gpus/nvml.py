@@ -55,10 +55,10 @@ MOST_PERCENT = 105.0  # counters are not all copied in the same cycle: slightly 
 _MIB = 1 << 20
 _MIG_ON = 1
 OFF = "switched off by metrics.gpu_activity"
-IN_MIG_MODE = "in MIG mode the counters are those of GPU instances, which are not measured"
-NO_COUNTERS = "the GPU has no such counters, which NVIDIA's have from Hopper on"
+IN_MIG_MODE = "in MIG mode the counters belong to GPU instances, which kinetod does not measure"
+NO_COUNTERS = "this GPU does not have these counters; NVIDIA GPUs have them from Hopper on"
 OLD_DRIVER = "the driver or nvidia-ml-py is too old for GPM"
-NOT_ALLOWED = "the driver refuses them to this user"
+NOT_ALLOWED = "the driver does not allow this user to read them"
 
 
 class GpmCounter:

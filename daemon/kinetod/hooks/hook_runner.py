@@ -143,7 +143,7 @@ class HookRunner:
         return True
 
     def _drop(self, hook: Hook, capture_id: str) -> None:
-        log.error("hook %s: %d captures wait for it; it is not called for %s", hook.name, MAX_WAITING, capture_id)
+        log.error("hook %s: %d captures are waiting already; not called for %s", hook.name, MAX_WAITING, capture_id)
         metrics.HOOKS.labels(hook.kind, "dropped").inc()
 
     @property
@@ -162,7 +162,7 @@ class HookRunner:
             await self._until_told(hook, places, place, ended)
         except asyncio.CancelledError:
             if place in places.held:  # otherwise it was displaced, which has been counted
-                log.warning("hook %s of capture %s was ended, since the daemon is stopping", hook.name, capture.id)
+                log.warning("hook %s of capture %s was cancelled because the daemon is stopping", hook.name, capture.id)
                 metrics.HOOKS.labels(hook.kind, "dropped").inc()
             raise
         except Exception:
@@ -196,8 +196,8 @@ class HookRunner:
             left_s = self._settings.current.hook_retry_ns / 1e9 - (loop.time() - began)
             again = outcome.again and pause_s <= left_s and not self._stopping.is_set()
             log.warning(
-                "hook %s of capture %s, try %d: %s%s",
-                hook.name, ended.capture_id, failures, outcome.text, f"; again in {pause_s:.1f} s" if again else "",
+                "hook %s of capture %s, attempt %d: %s%s",
+                hook.name, ended.capture_id, failures, outcome.text, f"; retrying in {pause_s:.1f} s" if again else "",
             )  # fmt: skip
             if not again:
                 return
@@ -206,7 +206,7 @@ class HookRunner:
             except TimeoutError:
                 continue
             log.warning(
-                "hook %s of capture %s is not retried, since the daemon is stopping", hook.name, ended.capture_id
+                "hook %s of capture %s is not retried because the daemon is stopping", hook.name, ended.capture_id
             )
             metrics.HOOKS.labels(hook.kind, "dropped").inc()
             return
@@ -260,7 +260,7 @@ class CommandHook:
 
 def _how(status: int) -> str:
     if status > 0:
-        return f"ended with status {status}"
+        return f"exited with status {status}"
     known = {int(number): number.name for number in signal.Signals}
     return f"was killed by {known.get(-status, f'signal {-status}')}"
 
@@ -520,7 +520,7 @@ async def _tried(
     if found.status is None:
         return HookOutcome(result=HookResult.TIMEOUT, text=f"did not answer within {timeout_s:g} s", again=True)
     if answer is None:
-        text = f"cannot be called: its process ended with status {found.status}{last_line(found.output)}"
+        text = f"cannot be called: its process exited with status {found.status}{last_line(found.output)}"
         return HookOutcome(result=HookResult.FAILED, text=redacted(text, secrets()), again=True)
     if not answer.text:
         return HookOutcome(result=HookResult.OK)

@@ -74,7 +74,7 @@ def main(arguments: list[str], output: BinaryIO) -> int:
         confine(Path(own), limits, readable=(target_dir,))
         output.write(MADE + payload(target_dir, ProfileForm(form)))
     except (TraceError, CannotConfine, MemoryError) as exc:
-        text = str(exc) or "there is too little memory: raise captures.decode_memory"
+        text = str(exc) or "not enough memory: raise captures.decode_memory"
         output.write(FAILED + text.encode("utf-8", "replace"))
     output.flush()
     return 0

@@ -73,7 +73,7 @@ def deliver(delivery: ProfileDelivery, stdout: IO[str]) -> ReceiverAnswer:
     try:
         headers = headers_in(Path(delivery.headers_file).read_bytes()) if delivery.headers_file else {}
     except (OSError, ValueError) as exc:
-        return ReceiverAnswer(text=f"the headers {delivery.headers_file} cannot be used: {exc}", again=True)
+        return ReceiverAnswer(text=f"the headers file {delivery.headers_file} cannot be used: {exc}", again=True)
     deadline = time.monotonic() + delivery.timeout_s
     problems = []
     for name in delivery.targets:
@@ -82,7 +82,7 @@ def deliver(delivery: ProfileDelivery, stdout: IO[str]) -> ReceiverAnswer:
         target = Path(delivery.folder, "targets", name)
         try:
             if not (target / COLUMNS_DIRECTORY).is_dir():
-                raise _Refused(ReceiverAnswer(text="its files are no longer here"))
+                raise _Refused(ReceiverAnswer(text="its files are no longer in the store"))
             message = _message(target, delivery, deadline)
             if message:
                 _send(message, delivery, headers, deadline)
@@ -132,23 +132,23 @@ def _made(target: Path, own: str, delivery: ProfileDelivery, deadline: float) ->
         late.cancel()
     if said[:1] == FAILED:
         why = clean(said[1:].decode("utf-8", "replace"), _MAX_TEXT_CHARS)
-        raise _Refused(ReceiverAnswer(text=f"its profile cannot be made: {why}"))
+        raise _Refused(ReceiverAnswer(text=f"its profile cannot be created: {why}"))
     if len(said) > MAX_PAYLOAD_BYTES + 1:
-        raise _Refused(ReceiverAnswer(text=f"its profile has more than {MAX_PAYLOAD_BYTES >> 20} MiB"))
+        raise _Refused(ReceiverAnswer(text=f"its profile is larger than {MAX_PAYLOAD_BYTES >> 20} MiB"))
     if time.monotonic() >= deadline:
         raise _Refused(ReceiverAnswer(text=_LATE, again=True))
     if status or said[:1] != MADE:
-        raise _Refused(ReceiverAnswer(text=f"its profile cannot be made: that process ended with status {status}"))
+        raise _Refused(ReceiverAnswer(text=f"its profile cannot be created: a process exited with status {status}"))
     return said[1:]
 
 
-_LATE = "making its profile took too long; raise hooks.timeout"
+_LATE = "creating its profile took too long; raise hooks.timeout"
 
 
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise _Refused(ReceiverAnswer(text="hooks.timeout is over; the next try goes on from here", again=True))
+        raise _Refused(ReceiverAnswer(text="hooks.timeout expired; the next attempt continues from here", again=True))
     return left
 
 
@@ -190,7 +190,7 @@ def _call(
         try:
             authorities = Path(delivery.ca_file).read_bytes() if delivery.ca_file else _system_authorities()
         except OSError as exc:
-            return ReceiverAnswer(text=f"the authorities cannot be read: {exc}", again=True), b""
+            return ReceiverAnswer(text=f"the CA certificates cannot be read: {exc}", again=True), b""
         channel = grpc.secure_channel(address.url, grpc.ssl_channel_credentials(authorities), options)
     else:
         channel = grpc.insecure_channel(address.url, (*options, ("grpc.enable_http_proxy", 0)))

@@ -35,7 +35,7 @@ def deliver(delivery: Delivery, body: bytes, now: int) -> ReceiverAnswer:
             http_headers.webhook_secret_in(Path(delivery.secret_file).read_bytes()) if delivery.secret_file else None
         )
     except (OSError, ValueError) as exc:
-        return ReceiverAnswer(text=f"the secret {delivery.secret_file} cannot be used: {exc}", again=True)
+        return ReceiverAnswer(text=f"the secret file {delivery.secret_file} cannot be used: {exc}", again=True)
     headers = {
         "Content-Type": "application/json",
         "User-Agent": f"kinetod/{__version__}",

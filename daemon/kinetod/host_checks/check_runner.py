@@ -71,7 +71,7 @@ class HostLooker:
             async with asyncio.timeout_at(give_up_at):
                 searched, found = await self._helper.profilers(looked.scan.hidden)
         except TimeoutError:
-            log.warning("the attach helper did not say in time which profilers run in other users' processes")
+            log.warning("the attach helper did not report in time which profilers are in other users' processes")
             return looked
         return replace(looked, scan=looked.scan.joined(searched, found))
 
@@ -86,15 +86,15 @@ class HostLooker:
             asked = msgspec.json.encode(question)
             ended = await child.ask_once(self._command, asked, take, deadline_s=self._deadline_s)
         except OSError as exc:
-            return Looked((_not_made("host", f"the process that runs the checks cannot be started: {exc.strerror}"),))
+            return Looked((_not_made("host", f"the check process cannot be started: {exc.strerror}"),))
         except ValueError as exc:
-            why = f"its answer is invalid: {clean(str(exc), 200)}"
+            why = f"the check process sent an invalid answer: {clean(str(exc), 200)}"
         else:
             if ended.status is None:
-                why = f"it did not end within {self._deadline_s:g} s"
+                why = f"the check process did not finish within {self._deadline_s:g} s"
                 log.warning("checking the host: %s: %s", lines[-1].next if lines else "the start", why)
             elif ended.status:
-                why = f"it failed (exit status {ended.status}); the daemon's log has the details"
+                why = f"the check process failed (exit status {ended.status}); see the daemon's log"
                 log.error("checking the host failed: %s", ended.errors)
         return _joined(lines, why)
 
@@ -105,9 +105,9 @@ def _joined(lines: Sequence[Line], why: str) -> Looked:
         findings += unpacked(line.findings)
     last = lines[-1] if lines else Line(next="host")
     if why or last.next:
-        findings.append(_not_made(last.next or "host", why or "it ended early"))
+        findings.append(_not_made(last.next or "host", why or "the check process ended early"))
     return Looked(tuple(findings), last.scan, last.dcgm)
 
 
 def _not_made(name: str, why: str) -> Finding:
-    return Finding(name, Status.UNKNOWN, f"this check and those after it were not made: {why}")
+    return Finding(name, Status.UNKNOWN, f"this check and those after it were not run: {why}")

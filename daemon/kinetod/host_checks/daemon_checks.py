@@ -23,21 +23,22 @@ from kinetod.sandbox.confinement import Support, support
 _FIRST = {"pid": 4026531836, "user": 4026531837, "cgroup": 4026531835}
 _COSTS = {
     "pid": (
-        "the daemon sees the processes of its own container only",
-        "give its container the host's processes (hostPID: true, or --pid=host)",
+        "the daemon sees only the processes of its own container",
+        "run its container in the host's pid namespace (hostPID: true, or --pid=host)",
     ),
     "user": (
-        "root in it is nobody outside: other users' processes outside cannot be entered",
+        "root in it has no rights outside, so the daemon cannot attach to other users' processes there",
         "run the daemon without a user namespace",
     ),
     "cgroup": (
         "the batch jobs and containers of processes cannot be determined",
-        "give its container the host's (--cgroupns=host)",
+        "run its container in the host's cgroup namespace (--cgroupns=host)",
     ),
 }
 _ADVICE = (
-    "Landlock needs Linux 5.13 with `landlock` among lsm= on its command line; a container's or unit's own filter must "
-    "let landlock_* and seccomp through. captures.decode_sandbox decides what kinetod does without them"
+    "Landlock needs Linux 5.13 or later with `landlock` in lsm= on the kernel command line; a seccomp filter of the "
+    "container or unit must allow landlock_* and seccomp. captures.decode_sandbox decides what kinetod does without "
+    "them"
 )
 _SPARE = 4  # times what a capture needs to begin; less is worth a note
 _FEW_FILES = 1000  # a capture takes a few dozens
@@ -46,16 +47,16 @@ _FEW_FILES = 1000  # a capture takes a few dozens
 def check_store(question: CheckQuestion) -> Iterator[Finding]:
     """One finding: whether captures can be stored. Blocks while the disk does not answer."""
     name, store = "store", Path(question.store)
-    free = "free space on the disk, `kinetoctl captures delete`, or shorten the retention ([store] in config.toml)"
+    free = "free disk space, delete captures (`kinetoctl captures delete`), or shorten the retention ([store])"
     try:
         status = os.statvfs(store)
     except OSError as exc:
         yield Finding(name, Status.PROBLEM, f"{store}: {exc.strerror}", "check that its disk is mounted")
         return
     available, size = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
-    detail = f"{format_size(available)} of {format_size(size)} are free on the disk of {store}"
+    detail = f"{format_size(available)} of {format_size(size)} is free on the disk of {store}"
     if status.f_flag & os.ST_RDONLY or not os.access(store, os.W_OK | os.X_OK, effective_ids=True):
-        yield Finding(name, Status.PROBLEM, f"{store} cannot be written", "check its owner, mode and mount")
+        yield Finding(name, Status.PROBLEM, f"{store} is not writable", "check its owner, mode and mount")
     elif available < question.needed_bytes:
         needed = format_size(question.needed_bytes)
         yield Finding(name, Status.PROBLEM, f"{detail}: captures are refused below {needed}", free)
@@ -122,40 +123,40 @@ def _permissions(own: OwnFacts, question: CheckQuestion) -> Finding:
     name = "permissions"
     who = "root" if own.uid == 0 else f"uid {own.uid}"
     if not question.attaching:
-        advice = "start kinetod without --no-attach, or programs with the agent: `kinetoctl run -- <command>`"
+        advice = "start kinetod without --no-attach, or start programs with the agent: `kinetoctl run -- <command>`"
         return Finding(name, Status.NOTE, f"runs as {who} and does not inject agents (attach.enabled is off)", advice)
     if question.helper:
-        return Finding(name, Status.OK, f"runs as {who}; the attach helper enters processes for it")
+        return Finding(name, Status.OK, f"runs as {who}; the attach helper attaches to processes for it")
     lacking = [each for each in ("CAP_SYS_PTRACE", "CAP_SYS_ADMIN") if each not in own.capabilities]
     if not own.capabilities & {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}:
         lacking.append("CAP_DAC_READ_SEARCH")
     if not lacking:
-        return Finding(name, Status.OK, f"runs as {who} with all capabilities that it needs")
+        return Finding(name, Status.OK, f"runs as {who} with all the capabilities that it needs")
     if own.uid != 0 and len(lacking) == 3:
-        return Finding(name, Status.OK, f"runs as {who}, for that user's own processes")
+        return Finding(name, Status.OK, f"runs as {who}; attaches only to that user's own processes")
     costs = {
-        "CAP_SYS_PTRACE": "other users' and protected processes",
-        "CAP_SYS_ADMIN": "processes with a seccomp filter, as in containers",
-        "CAP_DAC_READ_SEARCH": "other users' files in /proc",
+        "CAP_SYS_PTRACE": "attach to other users' or protected processes",
+        "CAP_SYS_ADMIN": "attach to processes with a seccomp filter, as in containers",
+        "CAP_DAC_READ_SEARCH": "read other users' files in /proc",
     }
-    detail = "; ".join(f"without {each}: no {costs[each]}" for each in lacking)
-    return Finding(name, Status.NOTE, f"runs as {who} {detail}", "give its container these capabilities")
+    detail = "; ".join(f"without {each} it cannot {costs[each]}" for each in lacking)
+    return Finding(name, Status.NOTE, f"runs as {who}; {detail}", "give its container these capabilities")
 
 
 def _ptrace_scope(own: OwnFacts, question: CheckQuestion) -> Finding:
     name, scope = "ptrace_scope", own.ptrace_scope
     exempt = question.helper or "CAP_SYS_PTRACE" in own.capabilities
     if scope is None:
-        return Finding(name, Status.OK, "no Yama in this kernel")
+        return Finding(name, Status.OK, "this kernel has no Yama")
     if scope >= 3:
-        advice = "set kernel.yama.ptrace_scope to a lower value, which takes a reboot"
-        return Finding(name, Status.PROBLEM, f"{scope}: no process without an agent can be entered", advice)
+        advice = "set kernel.yama.ptrace_scope to a lower value, which needs a reboot"
+        return Finding(name, Status.PROBLEM, f"{scope}: an agent cannot be attached to any process", advice)
     if scope == 0 or exempt:
         return Finding(name, Status.OK, f"{scope}{', the daemon is exempt' if scope else ''}")
     advice = "run kinetod as a service (`kinetoctl host install`)"
     if scope == 1:
         advice += ", or set kernel.yama.ptrace_scope to 0"
-    return Finding(name, Status.PROBLEM, f"{scope}: the daemon may not enter a process that has no agent", advice)
+    return Finding(name, Status.PROBLEM, f"{scope}: the daemon is not allowed to attach an agent to a process", advice)
 
 
 def _seccomp(own: OwnFacts, question: CheckQuestion) -> Finding:
@@ -164,17 +165,17 @@ def _seccomp(own: OwnFacts, question: CheckQuestion) -> Finding:
         return Finding(name, Status.OK, "the daemon has no filter")
     if question.helper:
         return Finding(
-            name, Status.OK, "the daemon has a filter; the attach helper, which reads those of others, has none"
+            name, Status.OK, "the daemon has a filter, but the attach helper, which reads those of others, has none"
         )
-    detail = "the daemon has a filter, and may not read those of others: processes with other filters are left alone"
-    advice = "run it without one (seccomp=unconfined, a privileged container) and with CAP_SYS_ADMIN"
+    detail = "the daemon has a filter, so it cannot read those of others and leaves processes with other filters alone"
+    advice = "run the daemon without one (seccomp=unconfined, a privileged container) and with CAP_SYS_ADMIN"
     return Finding(name, Status.NOTE, detail, advice)
 
 
 def _namespaces(rights: Rights) -> Finding:
     name = "namespaces"
     if rights.foreign is None:
-        return Finding(name, Status.UNKNOWN, "the daemon may not read them")
+        return Finding(name, Status.UNKNOWN, "the daemon is not allowed to read its namespaces")
     if not rights.foreign:
         return Finding(name, Status.OK, "the host's")
     costs = [f"its own {each} namespace: {_COSTS[each][0]}" for each in rights.foreign]
@@ -186,5 +187,5 @@ def _python(rights: Rights) -> Finding:
     if not rights.has_gil:
         return Finding(name, Status.NOTE, f"kinetod runs on a free-threaded Python {version}, which is untested")
     if rights.python[:2] > NEWEST_TRIED:
-        return Finding(name, Status.NOTE, f"kinetod runs on Python {version}, newer than any that it was tested with")
+        return Finding(name, Status.NOTE, f"kinetod runs on Python {version}, newer than any it was tested with")
     return Finding(name, Status.OK, f"kinetod runs on Python {version}")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kineto_agent.sources.cupti.known_versions import RELEASES
 from kineto_agent.system import env
+from kineto_trace.base.quantities import times
 
 from kinetod.attach.attach_types import Finding, Status
 from kinetod.attach.inspect import cupti_search
@@ -42,7 +43,7 @@ _CLASSES = ("0x03", "0x12")  # display controllers, processing accelerators
 _PASSED_ON = ("vfio-pci", "pci-stub")  # to virtual machines
 _ADVICE = {
     "amd": "load amdgpu (`modprobe amdgpu`; new GPUs need the amdgpu-dkms of ROCm)",
-    "intel": "load xe or i915 (`modprobe xe`; an older kernel needs its option force_probe for new GPUs)",
+    "intel": "load xe or i915 (`modprobe xe`; on an older kernel, new GPUs need its option force_probe)",
 }
 _OPEN_TO_ALL = stat.S_IROTH | stat.S_IWOTH
 
@@ -74,8 +75,8 @@ def _drivers(sys: Path) -> Finding:
             without.append((device.name, vendor))
     told = [f"{count} with {driver}" for driver, count in sorted(bound.items())]
     if not without:
-        return Finding(name, Status.OK, ", ".join(told) or "no GPU of AMD or Intel on the PCI bus")
-    told.append(f"{', '.join(address for address, _ in without)} without a driver for GPUs: programs cannot use them")
+        return Finding(name, Status.OK, ", ".join(told) or "no AMD or Intel GPU on the PCI bus")
+    told.append(f"{', '.join(address for address, _ in without)} without a GPU driver: not usable by programs")
     advice = "; ".join(_ADVICE[vendor] for vendor in sorted({vendor for _, vendor in without}))
     return Finding(name, Status.NOTE, "; ".join(told), advice)
 
@@ -91,13 +92,13 @@ def _nodes(sys: Path, dev: Path, proc: Path) -> Finding | None:
     missing = [str(path) for path in wanted if not path.exists()]
     name = "gpu_nodes"
     if missing:
-        detail = f"{', '.join(missing)} is missing: programs here cannot use the GPU"
-        return Finding(name, Status.NOTE, detail, "give the container these devices, or let udev make them on a host")
+        detail = f"missing: {', '.join(missing)}; programs here cannot use the GPU"
+        return Finding(name, Status.NOTE, detail, "pass the devices to the container; on a host, let udev create them")
     groups = sorted({group for path in wanted if (group := _only_for(path))})
     if groups:
-        detail = f"{len(wanted)} device files, which only root and members of {', '.join(groups)} may open"
+        detail = f"{times(len(wanted), 'device file')}, which only root and members of {', '.join(groups)} may open"
         return Finding(name, Status.OK, detail)
-    return Finding(name, Status.OK, f"{len(wanted)} device files, which everybody may open")
+    return Finding(name, Status.OK, f"{times(len(wanted), 'device file')}, which everybody may open")
 
 
 def _only_for(path: Path) -> str:
@@ -126,13 +127,13 @@ def _restriction(proc: Path) -> Finding:
     try:
         text = (proc / "driver/nvidia/params").read_text(errors="replace")
     except OSError:
-        return Finding(name, Status.OK, "no NVIDIA driver, which could restrict them")
+        return Finding(name, Status.OK, "no NVIDIA driver that could restrict them")
     match = _RESTRICTED.search(text)
     if match is None:
-        return Finding(name, Status.UNKNOWN, "the driver does not say whether it restricts them")
+        return Finding(name, Status.UNKNOWN, "the driver does not report whether it restricts them")
     if match[1] == "0":
-        return Finding(name, Status.OK, "the driver lets every user use hardware counters")
-    detail = "the driver restricts hardware counters to administrators; traces need none"
+        return Finding(name, Status.OK, "the driver allows every user to use hardware counters")
+    detail = "the driver restricts hardware counters to administrators; traces do not need them"
     advice = "for other tools: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d, and a reboot"
     return Finding(name, Status.NOTE, detail, advice)
 
@@ -152,16 +153,16 @@ def installed(root: Path = Path("/")) -> dict[str, int | None]:
 
 def _cupti(found: dict[str, int | None]) -> Finding:
     name = "cupti"
-    theirs = "programs have their own in their environments and containers: see `kinetoctl doctor PID`"
+    theirs = "programs have their own in their environments and containers (see `kinetoctl doctor PID`)"
     if not found:
-        return Finding(name, Status.OK, f"none in this host's usual places; {theirs}")
+        return Finding(name, Status.OK, f"none in the usual places on this host; {theirs}")
     known = [f"{path} (CUDA {RELEASES[version]})" for path, version in found.items() if version in RELEASES]
     unknown = [path for path, version in found.items() if version is not None and version not in RELEASES]
     untold = [path for path, version in found.items() if version is None]
     parts = [*known, *(f"{path} (unknown version {found[path]})" for path in unknown)]
-    parts += [f"{path} (the file does not tell its version)" for path in untold]
+    parts += [f"{path} (the file does not show its version)" for path in untold]
     detail = ", ".join(parts[:_MAX_NAMED]) + (f" and {len(parts) - _MAX_NAMED} more" if len(parts) > _MAX_NAMED else "")
     if unknown:
-        advice = "GPU activities by the unknown ones need a newer kinetod"
+        advice = "recording GPU activities with an unknown version needs a newer kinetod"
         return Finding(name, Status.NOTE, f"{detail}; {theirs}", advice)
     return Finding(name, Status.OK, f"{detail}; {theirs}")

@@ -19,7 +19,7 @@ TIMEDATECTL = ("timedatectl", "show", "--property=NTPSynchronized", "--value")
 DEADLINE_S = 3.0
 _STA_UNSYNC, _STA_NANO, _TIME_ERROR = 0x40, 0x2000, 5  # linux/timex.h
 _MUCH_US = 100_000  # of possible error; chrony and ntpd stay far below it
-_ADVICE = "start chrony or systemd-timesyncd; chrony tells the kernel with `rtcsync` in its configuration"
+_ADVICE = "start chrony or systemd-timesyncd; chrony informs the kernel if its configuration has `rtcsync`"
 BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 SERVICE, SOCKET, HELPER = "kinetod.service", "kinetod-attach.socket", "kinetod-attach.service"
 WRITER_SOCKET, WRITER = "kinetod-writer.socket", "kinetod-writer.service"  # not enabled by default
@@ -31,7 +31,7 @@ COMMAND = ("systemctl", "show", f"--property={','.join(PROPERTIES)}", *UNITS)
 def check_units(question: CheckQuestion) -> Iterable[Finding]:
     """The findings about the units. Blocking."""
     if not BOOTED.is_dir():
-        return [Finding("units", Status.OK, "systemd does not run here")]
+        return [Finding("units", Status.OK, "systemd is not running here")]
     return ask(question)
 
 
@@ -40,12 +40,12 @@ def ask(question: CheckQuestion, command: Sequence[str] = COMMAND) -> Iterator[F
     try:
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as exc:
-        yield Finding("units", Status.UNKNOWN, f"{command[0]} gave no answer: {exc}")
+        yield Finding("units", Status.UNKNOWN, f"{command[0]} did not answer: {exc}")
         return
     states = parse(done.stdout.decode("utf-8", "replace"))
     if SERVICE not in states:
         said = clean(done.stderr.decode("utf-8", "replace").strip(), 200)
-        yield Finding("units", Status.UNKNOWN, f"{command[0]} gave no usable answer: {said or 'nothing'}")
+        yield Finding("units", Status.UNKNOWN, f"{command[0]} gave no usable answer: {said or 'no output'}")
         return
     yield from unit_findings(states, question)
 
@@ -74,11 +74,11 @@ def unit_findings(states: Mapping[str, Mapping[str, str]], question: CheckQuesti
 def _unit(name: str, state: Mapping[str, str], question: CheckQuestion) -> Finding:
     active, look = state.get("ActiveState", "?"), f"`systemctl status {name}`, `journalctl -u {name}`"
     if state.get("LoadState") == "not-found":
-        return Finding(name, Status.PROBLEM, "not installed, unlike the others", "`kinetoctl host install`")
+        return Finding(name, Status.PROBLEM, "not installed, unlike kinetod's other units", "`kinetoctl host install`")
     if state.get("LoadState") not in ("loaded", None):
-        return Finding(name, Status.PROBLEM, f"systemd cannot read it: {state['LoadState']}", look)
+        return Finding(name, Status.PROBLEM, f"systemd cannot load it: {state['LoadState']}", look)
     if active == "failed":
-        return Finding(name, Status.PROBLEM, f"has failed: {state.get('Result') or 'without a reason'}", look)
+        return Finding(name, Status.PROBLEM, f"has failed: {state.get('Result') or 'no reason given'}", look)
     if name == WRITER_SOCKET and active == "inactive":
         return Finding(name, Status.OK, "not enabled; only dynolog.log_roots needs it")
     if name in (HELPER, WRITER):  # runs only while in use
@@ -87,13 +87,14 @@ def _unit(name: str, state: Mapping[str, str], question: CheckQuestion) -> Findi
         advice = f"`systemctl enable --now {name}`"
         return Finding(name, Status.PROBLEM if name == SOCKET else Status.NOTE, active, advice)
     if name == SERVICE and state.get("MainPID") not in (str(question.daemon_pid), None):
-        detail = f"{active} as pid {state['MainPID']}, which is not the daemon that answers (pid {question.daemon_pid})"
-        return Finding(name, Status.NOTE, detail, "does KINETO_ADDRESS point to a daemon other than the host's?")
+        detail = f"{active} as pid {state['MainPID']}, but the daemon that is answering has pid {question.daemon_pid}"
+        advice = "check whether KINETO_ADDRESS points to a daemon other than the host's"
+        return Finding(name, Status.NOTE, detail, advice)
     if state.get("UnitFileState") == "disabled":
-        return Finding(name, Status.NOTE, f"{active}, but does not start with the host", f"`systemctl enable {name}`")
+        return Finding(name, Status.NOTE, f"{active}, but is not started at boot", f"`systemctl enable {name}`")
     restarts = state.get("NRestarts", "0")
     if name == SERVICE and restarts not in ("0", ""):
-        return Finding(name, Status.NOTE, f"{active}, restarted {restarts} times since it was started", look)
+        return Finding(name, Status.NOTE, f"{active}, automatic restarts since it was started: {restarts}", look)
     return Finding(name, Status.OK, active)
 
 
@@ -149,7 +150,7 @@ def clock_findings(kernel: Kernel) -> Iterator[Finding]:
     """The finding about the clock."""
     name = "clock"
     if not kernel.synchronised:
-        detail = "not synchronised, as far as the kernel knows: traces of several hosts will not line up"
+        detail = "not synchronised, according to the kernel: traces of several hosts will not line up"
         yield Finding(name, Status.NOTE, detail, _ADVICE)
         return
     detail = (
@@ -158,7 +159,7 @@ def clock_findings(kernel: Kernel) -> Iterator[Finding]:
         f"{format_duration(1000 * kernel.possible_error_us)}"
     )
     if kernel.possible_error_us > _MUCH_US:
-        yield Finding(name, Status.NOTE, f"{detail}, which is a lot", "check that the time servers answer")
+        yield Finding(name, Status.NOTE, f"{detail}, which is large", "check that the time servers are responding")
     else:
         yield Finding(name, Status.OK, detail)
 
@@ -170,11 +171,19 @@ def by_systemd(why: str, command: Sequence[str] = TIMEDATECTL) -> Finding:
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return Finding(
-            name, Status.UNKNOWN, f"the daemon may not ask the kernel ({why}), and {command[0]} gave no answer"
+            name,
+            Status.UNKNOWN,
+            f"the daemon is not allowed to ask the kernel ({why}), and {command[0]} did not answer",
         )
     said = done.stdout.decode("ascii", "replace").strip()
     if said == "yes":
-        return Finding(name, Status.OK, f"synchronised, says {command[0]}; the daemon may not ask how well ({why})")
+        return Finding(
+            name,
+            Status.OK,
+            f"synchronised, according to {command[0]}; the daemon is not allowed to ask how well ({why})",
+        )
     if said == "no":
         return Finding(name, Status.NOTE, "not synchronised: traces of several hosts will not line up", _ADVICE)
-    return Finding(name, Status.UNKNOWN, f"the daemon may not ask the kernel ({why}), and {command[0]} gave no answer")
+    return Finding(
+        name, Status.UNKNOWN, f"the daemon is not allowed to ask the kernel ({why}), and {command[0]} did not answer"
+    )

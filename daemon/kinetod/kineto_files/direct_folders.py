@@ -56,7 +56,7 @@ class DirectTraceFolders:
         try:
             await self._threads.run(attempt)
         except (FolderUnreachable, TimeoutError) as exc:
-            return str(exc) or f"the temporary folder of process {key.pid} does not answer"
+            return str(exc) or f"the temporary folder of process {key.pid} is not responding"
         return ""
 
     async def open(self, key: ProcessKey, approval: Approval, name: str, *, until_ns: int) -> OpenTraceFolder:

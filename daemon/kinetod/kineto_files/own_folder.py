@@ -43,7 +43,7 @@ class NotOurs(OSError):
     """The folder was not created by us."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is not a folder of kinetod's")
+        super().__init__(f"{name} is not a folder that kinetod created")
         self.strerror = str(self)
 
 

@@ -81,7 +81,7 @@ class TraceFolder:
         try:
             check_file(found, name, self._uid)
             if mount_id(found) != mount_id(self._descriptor):
-                raise FileRefused(f"{name} is mounted there")
+                raise FileRefused(f"{name} is a mount point")
             return os.open(f"/proc/self/fd/{found}", _OPEN_FILE)
         except OSError as exc:
             raise FileRefused(f"{name} cannot be opened: {exc.strerror}") from exc
@@ -117,7 +117,7 @@ def check_file(descriptor: int, name: str, uid: int) -> None:
     if found.st_uid != uid:
         raise FileRefused(f"{name} belongs to uid {found.st_uid}, not to the process's user {uid}")
     if found.st_nlink != 1:
-        raise FileRefused(f"{name} has {found.st_nlink} names")
+        raise FileRefused(f"{name} has {found.st_nlink} hard links")
 
 
 def copy_file(
@@ -149,7 +149,7 @@ def mount_id(descriptor: int) -> int:
     for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines():
         if line.startswith("mnt_id:"):
             return int(line.split()[1])
-    raise OSError(errno.ENOSYS, "the kernel does not tell in which mount it lies")
+    raise OSError(errno.ENOSYS, "the kernel does not report its mount")
 
 
 def _opened(root: Path, folder: str, check: Callable[[int], None]) -> int:
@@ -173,11 +173,11 @@ def _why_not(key: ProcessKey, folder: str, exc: OSError) -> str:
     what = f"{folder} of process {key.pid}, where its libkineto writes,"
     if exc.errno in (errno.EACCES, errno.EPERM):
         return (
-            f"{what} cannot be opened by this daemon ({exc.strerror}): it takes root, the attach helper or the "
-            "process's own user; use the system's daemon, or let kinetod's agent record (--recorder agent)"
+            f"{what} cannot be opened by this daemon ({exc.strerror}): only root, the attach helper and the "
+            "process's own user can; use the system daemon, or let kinetod's agent record (--recorder agent)"
         )
     if exc.errno in (errno.ELOOP, errno.ENOTDIR):
-        return f"{what} is or lies behind a symbolic link, which is not followed; let kinetod's agent record"
+        return f"{what} is a symbolic link or behind one, which kinetod does not follow; let its agent record"
     if exc.errno == errno.ENOENT:
         return f"{what} does not exist, or the process has ended"
     return f"{what} cannot be opened: {exc.strerror}"

@@ -58,13 +58,14 @@ def of_host(door: DoorState | None) -> Iterator[Finding]:
         yield Finding(
             NAME,
             Status.NOTE,
-            f"{door.processes} processes poll, and the kernel keeps {door.queue_length} datagrams for a socket: those "
-            "that poll at the same moment may have to wait for 10 ms or more and try again",
-            "set net.unix.max_dgram_qlen to 512 (`sysctl`), and restart kinetod",
+            f"{door.processes} processes poll, but the kernel queues only {door.queue_length} datagrams per socket: "
+            "processes that poll at the same moment may have to retry after 10 ms or more",
+            "set net.unix.max_dgram_qlen to 512 (`sysctl`) and restart kinetod",
         )
     if door.namespace_problems:
         namespace, problem = next(iter(door.namespace_problems.items()))
-        detail = f"polls are not answered in {_namespaces(len(door.namespace_problems))}; in {namespace}: {problem}"
+        others = _namespaces(len(door.namespace_problems))
+        detail = f"polls are not answered in {others}; in namespace {namespace}: {problem}"
         yield Finding(NAME, Status.NOTE, detail)
 
 
@@ -78,8 +79,8 @@ def of_process(
     """Yields whether it polls, or why not; nothing for a process started without KINETO_USE_DAEMON."""
     if process.HasField("kineto"):
         ago = lasted(process.kineto.last_poll_ns, now_ns)
-        doing = ", and its profiler is armed or records" if process.kineto.tracing else ""
-        yield Finding(NAME, Status.OK, f"its libkineto polls this daemon, the last time {ago} ago{doing}")
+        doing = ", and its profiler is armed or recording" if process.kineto.tracing else ""
+        yield Finding(NAME, Status.OK, f"its libkineto polls this daemon (last poll: {ago} ago){doing}")
     elif start is not None:
         why, advice = _why_not(start, door)
         yield Finding(
@@ -94,13 +95,13 @@ def _why_not(start: KinetoStart, door: DoorState | None) -> tuple[str, str]:
     place = str(PurePath(start.folder)) if start.folder else ABSTRACT
     if start.folder:
         if place not in {*door.served, *door.problems}:
-            advice = f"add {place} to dynolog.socket_dirs, if it is the same folder on the host, and restart kinetod"
+            advice = f"add {place} to dynolog.socket_dirs and restart kinetod, if it is the same folder on the host"
             return f"it looks for the daemon in {place}, which is not one of dynolog.socket_dirs", advice
     elif start.net_namespace not in (0, door.own_namespace, *door.namespaces):
         why = door.namespace_problems.get(start.net_namespace, "this daemon has no socket there (yet)")
-        advice = "wait some 15 s; a daemon that is neither root nor has the attach helper serves its own namespace only"
+        advice = "wait about 15 s; without root and without the attach helper, kinetod serves only its own namespace"
         return f"it has a network namespace of its own: {why}", advice
     if problem := door.problems.get(place):
         return f"polls are not answered at {place}: {problem}", "`kinetoctl doctor` shows all places"
-    advice = "wait until it has loaded libtorch, with which polling begins; a torch without libkineto never polls"
-    return "it has not loaded libtorch yet, or ended its polls", advice
+    advice = "wait until it has loaded libtorch: polling begins then; a torch without libkineto never polls"
+    return "it has not loaded libtorch yet, or has stopped polling", advice

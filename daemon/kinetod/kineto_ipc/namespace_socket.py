@@ -43,7 +43,7 @@ def main() -> int:
             sock = bound_in(pid, start, namespace)
         except NameTaken:
             who = holder(ABSTRACT_IN_PROC, seen_by=str(pid)) or "another process"
-            parent.send(f"{who} has it".encode())
+            parent.send(f"{who} is using @dynolog there".encode())
         except OSError as exc:
             parent.send((exc.strerror or str(exc)).encode())
         else:

@@ -116,7 +116,7 @@ def open_in(namespace: int, keys: Iterable[ProcessKey]) -> socket.socket:
             sock.set_inheritable(False)
             sock.setblocking(False)
             return sock
-        why = clean(said.decode("utf-8", "replace"), _MAX_REPLY_BYTES) or "the process that should enter it crashed"
+        why = clean(said.decode("utf-8", "replace"), _MAX_REPLY_BYTES) or "the process that was to enter it crashed"
     raise OSError(why)
 
 

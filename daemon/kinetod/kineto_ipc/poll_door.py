@@ -192,7 +192,7 @@ class PollThread:
             try:
                 datagram = sock.receive()
             except OSError as exc:
-                log.warning("a datagram of a libkineto cannot be received: %s", exc.strerror)
+                log.warning("cannot receive a datagram from libkineto: %s", exc.strerror)
                 return
             if datagram is None:
                 return
@@ -382,10 +382,10 @@ class Namespaces:
             self._open[namespace] = made = AbstractSocket(sock)
             self._thread.add(made)
             self._problems.pop(namespace, None)
-            log.info("libkineto's polls are answered in the network namespace %d", namespace)
+            log.info("libkineto's polls are answered in network namespace %d", namespace)
         for namespace, why in seen.problems.items():
             if self._problems.get(namespace, ("", 0.0))[0] != why:
-                log.warning("libkineto's polls are not answered in the network namespace %d: %s", namespace, why)
+                log.warning("libkineto's polls are not answered in network namespace %d: %s", namespace, why)
             self._problems[namespace] = why, now_s
         self._close(self._open.keys() - seen.inhabited)
         for namespace in self._problems.keys() - seen.inhabited:
@@ -394,7 +394,7 @@ class Namespaces:
     def _close(self, namespaces: Collection[int]) -> None:
         for namespace in list(namespaces):
             self._thread.remove(self._open.pop(namespace))
-            log.info("no process in the network namespace %d looks for a daemon any more", namespace)
+            log.info("no process in network namespace %d is looking for a daemon any more", namespace)
 
 
 RETRY_S = 30.0
@@ -466,7 +466,7 @@ class PollDoor:
         if known is not None:
             if not isinstance(known, FolderSocket) or await asyncio.to_thread(known.is_there):
                 return
-            log.warning("the socket in %s was removed; it is made again", place)
+            log.warning("the socket in %s was removed; recreating it", place)
             del self._open[place]
             self._thread.remove(known)
         sock = await asyncio.to_thread(self._opened, folder)
@@ -492,7 +492,7 @@ class PollDoor:
         except NameTaken:
             name = self._name.replace(b"\0", b"@").decode() if folder is None else str(folder / FILE_NAME)
             who = holder(name) or "another process, which this daemon cannot see (`sudo ss -xlp` can),"
-            return f"{who} has it; stop that, or set dynolog.ipc = false"
+            return f"{who} is using it; stop that process, or set dynolog.ipc = false"
         except (OSError, StartError) as exc:
             return getattr(exc, "strerror", None) or str(exc)
 
@@ -505,5 +505,5 @@ async def _again(work: Callable[[], Awaitable[None]], period_s: float, *, at_onc
         try:
             await work()
         except Exception:  # the next attempt may succeed
-            log.exception("looking after the sockets for libkineto failed")
+            log.exception("maintaining the sockets for libkineto failed")
         await asyncio.sleep(period_s)

@@ -63,7 +63,7 @@ class Holder:
     guessed: bool = False
 
     def __str__(self) -> str:
-        return f"process {self.pid} ({self.name}{', by its name' if self.guessed else ''})"
+        return f"process {self.pid} ({self.name}{', judging by its name' if self.guessed else ''})"
 
 
 def holder(name: str, proc: Path = PROC, *, seen_by: str = "self") -> Holder | None:
@@ -202,7 +202,7 @@ class FolderSocket:
         self._prefix = f"{folder}/"
         path = folder / FILE_NAME
         if _has_owner(path):
-            raise NameTaken(errno.EADDRINUSE, f"another process has the socket {path}")
+            raise NameTaken(errno.EADDRINUSE, f"another process is using the socket {path}")
         remove_stale_socket(path)
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._sock = unbound_socket()
@@ -304,7 +304,7 @@ def bound_socket(name: bytes = NAME) -> socket.socket:
     except OSError as exc:
         sock.close()
         if exc.errno == errno.EADDRINUSE:
-            raise NameTaken(exc.errno, "another process has the abstract socket @dynolog") from exc
+            raise NameTaken(exc.errno, "another process is using the abstract socket @dynolog") from exc
         raise
     return sock
 
@@ -314,8 +314,8 @@ def checked_folder(folder: Path) -> None:
     if (length := len(os.fsencode(folder))) > _MAX_FOLDER_BYTES:
         raise FolderRefused(
             errno.ENAMETOOLONG,
-            f"{folder}: a path of {length} characters leaves no room for the names of libkineto's sockets; use one of "
-            f"at most {_MAX_FOLDER_BYTES}",
+            f"{folder}: a path of {length} characters leaves no room for the names of libkineto's sockets; use "
+            f"one of at most {_MAX_FOLDER_BYTES} characters",
         )
     for path in (*reversed(folder.parents), folder):
         _check_step(path)
@@ -335,7 +335,8 @@ def _check_step(path: Path) -> None:
     if not trusted:
         raise FolderRefused(
             errno.EPERM,
-            f"{path} belongs to uid {found.st_uid}, who could replace the socket; give it to root or the daemon's user",
+            f"{path} belongs to uid {found.st_uid}, who could replace the socket; chown it to root or to the daemon's "
+            "user",
         )
     if stat.S_ISLNK(found.st_mode):
         return  # its owner is trusted, and nobody else can replace it: its target is checked as well
@@ -343,7 +344,8 @@ def _check_step(path: Path) -> None:
         raise FolderRefused(errno.ENOTDIR, f"{path} is not a folder; remove it from dynolog.socket_dirs")
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
         raise FolderRefused(
-            errno.EPERM, f"others than its owner can replace the socket in {path}; set the sticky bit: chmod +t {path}"
+            errno.EPERM,
+            f"users other than its owner can replace the socket in {path}; set the sticky bit: chmod +t {path}",
         )
 
 

@@ -319,8 +319,8 @@ class PollerRegistry:
             if poller.offered is not None and poller.offered.open:
                 raise Precondition(
                     Reason.BUSY,
-                    f"process {poller.key.pid} already has a configuration for its libkineto; try again once the "
-                    "capture that it belongs to has ended",
+                    f"libkineto in process {poller.key.pid} already has the configuration of another capture; try "
+                    "again once that capture has ended",
                     pid=poller.key.pid,
                 )
             gone = self._pollers.get(poller.key.pid) is not poller

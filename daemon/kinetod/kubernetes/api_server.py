@@ -76,7 +76,7 @@ class Exchange:
         with self._lock:
             self._sock = sock
             if self._over:
-                raise TimeoutError("it was given up")
+                raise TimeoutError("the call was abandoned")
 
     def give_up(self) -> None:
         """Aborts the call; a blocked reader or writer returns at once."""
@@ -130,7 +130,7 @@ class ApiServer:
                     )
         except (OSError, http.client.HTTPException) as exc:
             if self._closed:
-                raise ApiError(f"{self} is no longer asked because kinetod is stopping") from exc
+                raise ApiError(f"{self} is no longer queried because kinetod is stopping") from exc
             if isinstance(exc, TimeoutError):
                 raise ApiError(f"{self} did not answer within {self._deadline_s:g} s") from exc
             raise ApiError(f"{self} cannot be reached: {clean(str(exc) or type(exc).__name__, 300)}") from exc
@@ -139,7 +139,9 @@ class ApiServer:
             exchange.give_up()
         what = path.partition("?")[0].rpartition("/")[2]
         if status in _REFUSED:
-            raise ApiError(f"{self} refuses kinetod's account for {what} (HTTP {status}); is its ClusterRole bound?")
+            raise ApiError(
+                f"{self} denied kinetod's account access to {what} (HTTP {status}); is its ClusterRole bound?"
+            )
         if status not in (200, 201):
             raise ApiError(
                 f"{self} answered HTTP {status} to {what}: {clean(said[:300].decode('utf-8', 'replace'), 300)}"
@@ -147,7 +149,7 @@ class ApiServer:
         try:
             return msgspec.json.decode(said, type=answer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise ApiError(f"{self} did not answer with valid {what}: {exc}") from exc
+            raise ApiError(f"{self} sent an invalid answer to {what}: {exc}") from exc
 
     def _call(
         self, exchange: Exchange, method: str, path: str, body: bytes | None, headers: dict[str, str]
@@ -185,7 +187,7 @@ class ApiServer:
                 response = connection.getresponse()
                 said = response.read(MAX_ANSWER_BYTES + 1)
             if len(said) > MAX_ANSWER_BYTES:
-                raise http.client.HTTPException(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+                raise http.client.HTTPException(f"its answer has more than {MAX_ANSWER_BYTES} bytes")
             if not self._closed and connection.sock is not None:  # otherwise the server has asked to close it
                 stack.pop_all()
                 self._idle.append(connection)
@@ -200,7 +202,9 @@ def address_in(environ: Mapping[str, str]) -> tuple[str, int]:
     """The address that Kubernetes gives to a pod. Raises ValueError."""
     host, port = environ.get(HOST_VARIABLE, ""), environ.get(PORT_VARIABLE, "")
     if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise ValueError(f"{HOST_VARIABLE} and {PORT_VARIABLE} do not say where the API server is: is this a pod?")
+        raise ValueError(
+            f"{HOST_VARIABLE} and {PORT_VARIABLE} do not give the address of the API server: is this a pod?"
+        )
     return host, int(port)
 
 

@@ -54,9 +54,9 @@ _SHARE = re.compile(r"::\d+$")
 _GPU_RESOURCE = re.compile(r"nvidia\.com/(gpu|mig-)|amd\.com/gpu|gpu\.intel\.com/|gpu\.(nvidia|amd|intel)\.com$")
 _GPU_UUID = re.compile(r"(GPU|MIG)-")
 _WHAT_TO_DO = {
-    grpc.StatusCode.UNAVAILABLE: "is it mounted, and does this process run as root?",
+    grpc.StatusCode.UNAVAILABLE: "is the socket mounted, and is this process running as root?",
     grpc.StatusCode.UNIMPLEMENTED: "the pod-resources API v1 needs Kubernetes 1.20 or later",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "it is asked too often; try again later",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "it is queried too often; try again later",
 }
 _CHUNK_BYTES = 64 << 10
 
@@ -141,7 +141,7 @@ class KubeletClient:
             connection = await self._connect()
         except HelperUnreachable as exc:
             raise KubeletError(
-                f"the kubelet cannot be asked, because the attach helper provides no connection: {exc}"
+                f"the kubelet cannot be queried because the attach helper provides no connection: {exc}"
             ) from exc
         async with passage(connection) as address:
             yield address
@@ -153,7 +153,7 @@ class KubeletClient:
         where = self._where()
         if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"{where} did not answer within {self._deadline_s:g} s"
-        text = f"{where} cannot be asked: {clean(exc.details() or exc.code().name, 300)}"
+        text = f"{where} cannot be queried: {clean(exc.details() or exc.code().name, 300)}"
         return f"{text}; {_WHAT_TO_DO[exc.code()]}" if exc.code() in _WHAT_TO_DO else text
 
 

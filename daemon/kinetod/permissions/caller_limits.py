@@ -71,7 +71,7 @@ class RequestRate:
         if (late_s := self.late_s(key, cost)) > 0:
             raise Exhausted(
                 Reason.TOO_MANY_REQUESTS,
-                f"{who} sends more than {self._per_second()} requests per second (access.requests_per_second; an "
+                f"{who} is sending more than {self._per_second()} requests per second (access.requests_per_second; an "
                 f"expensive one counts as up to {max(COSTS.values())}); wait a moment",
                 retry_after_ms=int(late_s * 1000) + 1,
             )
@@ -129,7 +129,7 @@ class Shares:
         if why is Full.ALL:
             raise Exhausted(
                 self._reason,
-                f"{used} {self._what} of at most {in_all} for all callers are in progress; wait a moment. "
+                f"all callers together have {used} {self._what} in progress, and the limit is {in_all}; wait a moment. "
                 f"{self._setting} limits how many one caller may have",
             )
         self._held[key] += 1
@@ -153,13 +153,13 @@ def check_captures(caller: Caller, own: int, running: int, *, most_own: int, mos
         raise Exhausted(
             Reason.TOO_MANY_CAPTURES,
             f"{own} captures of {caller} are running, the limit for one user "
-            "(access.max_captures_per_user); wait for one to end or cancel it",
+            "(access.max_captures_per_user); wait for one to end, or cancel one",
         )
     if why is Full.ALL:
         raise Exhausted(
             Reason.TOO_MANY_CAPTURES,
             f"{running} captures are running, the limit of this daemon (kinetod --max-captures); wait for one to "
-            "end or cancel it",
+            "end, or cancel one",
         )
 
 
@@ -168,7 +168,7 @@ def check_stored(caller: Caller, stored_bytes: int, quota_bytes: int) -> None:
     if quota_bytes and stored_bytes >= quota_bytes and Role.ADMIN not in caller.roles:
         raise Exhausted(
             Reason.QUOTA_EXCEEDED,
-            f"the captures of {caller} take {format_size(stored_bytes)}, and the limit for one user is "
+            f"the captures of {caller} occupy {format_size(stored_bytes)}, but the limit for one user is "
             f"{format_size(quota_bytes)} (access.quota_per_user); delete some with `kinetoctl captures delete`",
             stored_bytes=stored_bytes,
             quota_bytes=quota_bytes,

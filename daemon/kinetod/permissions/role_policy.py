@@ -59,8 +59,8 @@ class Relation(StrEnum):
     """The relation of a process or capture to a caller."""
 
     OWN = "own"
-    JOB = "of an own job"
-    POD = "of a pod to exec into"
+    JOB = "in the caller's jobs"
+    POD = "in pods to exec into"
     ANY = "any"
 
 

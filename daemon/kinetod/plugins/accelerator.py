@@ -73,7 +73,7 @@ def check(value: Any) -> Accelerator:
     version = getattr(value, "interface_version", None)
     if version != PLUGIN_INTERFACE:
         raise ValueError(
-            "interface_version is %.40r, and this kinetod knows version %d; install releases that fit together"
+            "interface_version is %.40r, but this kinetod supports version %d; install matching releases"
             % (version, PLUGIN_INTERFACE)
         )
     if not isinstance(value, Accelerator):
@@ -98,7 +98,7 @@ def to_plain(accelerator: Accelerator) -> Mapping[str, Any]:
 
 def _problems(value: Accelerator) -> Iterator[str]:
     if not isinstance(value.name, str) or not PLUGIN_NAME.fullmatch(value.name):
-        yield "name: %.40r is not 2 to 16 lower-case letters and digits" % (value.name,)
+        yield "name: %.40r must consist of 2 to 16 lower-case letters and digits" % (value.name,)
     if value.name in BUILT_IN:
         yield "name: %s is the name of a source that every agent has; choose another" % value.name
     if not isinstance(value.schema, Schema):
@@ -108,10 +108,10 @@ def _problems(value: Accelerator) -> Iterator[str]:
     for problem in _sign_problems(value.signs):
         yield "signs" + problem
     if not isinstance(value.conflicts, frozenset) or not value.conflicts <= frozenset(PROFILERS):
-        yield "conflicts: %.80r is not a frozenset of %s" % (value.conflicts, ", ".join(PROFILERS))
+        yield "conflicts: %.80r must be a frozenset, of these names only: %s" % (value.conflicts, ", ".join(PROFILERS))
     needs = value.needs_from_start
     if not isinstance(needs, str) or not (needs == "" or (_VARIABLE.fullmatch(needs) and len(needs) <= MAX_PATTERN)):
-        yield "needs_from_start: %.80r is not a variable, written as NAME or NAME=pattern" % (needs,)
+        yield "needs_from_start: %.80r must be an environment variable, as NAME or NAME=pattern" % (needs,)
     if value.detach not in DETACHES:
         yield "detach: %.40r is not one of %s" % (value.detach, ", ".join(DETACHES))
     for problem in _file_problems(value.agent_files):
@@ -128,15 +128,15 @@ def _sign_problems(signs: Signs) -> Iterator[str]:
             return
         for pattern in patterns:
             if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN or "\0" in pattern:
-                yield ".%s: %.80r is not a text of 1 to %d characters" % (name, pattern, MAX_PATTERN)
+                yield ".%s: %.80r must be a string of 1 to %d characters" % (name, pattern, MAX_PATTERN)
     for path in signs.device_files:
         if not path.startswith("/") or set("*?[") & set(path.rpartition("/")[0]):
-            yield ".device_files: %.80r is not an absolute path with a pattern in its last part only" % path
+            yield ".device_files: %.80r must be an absolute path, with wildcards only in its last part" % path
     for pattern in signs.environment:
         if not _VARIABLE.fullmatch(pattern):
-            yield ".environment: %.80r is not a variable, written as NAME or NAME=pattern" % pattern
+            yield ".environment: %.80r must be an environment variable, as NAME or NAME=pattern" % pattern
     if not any(signs):
-        yield ": there are none, so that it would run in every process; name a library, device file, variable or module"
+        yield ": there are none, so it would run in every process; name a library, device file, variable or module"
 
 
 def _file_problems(files: Any) -> Iterator[str]:
@@ -144,19 +144,19 @@ def _file_problems(files: Any) -> Iterator[str]:
         yield ": it must be a mapping of 1 to %d files" % MAX_FILES
         return
     if SOURCE_FILE not in files:
-        yield ": there is no %r, which has SOURCE" % SOURCE_FILE
+        yield ": %r, which must define SOURCE, is missing" % SOURCE_FILE
     for name, content in files.items():
         place = "[%.60r]" % (name,)
         is_python = isinstance(name, str) and _PYTHON_FILE.fullmatch(name)
         if not is_python and not (isinstance(name, str) and _LIBRARY.fullmatch(name)):
-            yield place + ": a file is called NAME.py, in lower case, or libNAME.so"
+            yield place + ": a file must be called NAME.py (in lower case) or libNAME.so"
             return
         if not isinstance(content, bytes):
             yield place + ": its content is a %s, not bytes" % type(content).__name__
             return
         limit = MAX_PYTHON_BYTES if is_python else MAX_LIBRARY_BYTES
         if len(content) > limit:
-            yield place + ": it has %d bytes, at most %d are sent into processes" % (len(content), limit)
+            yield place + ": it has %d bytes, but at most %d can be sent to agents" % (len(content), limit)
         for problem in _python_problems(content, files) if is_python else ():
             yield place + problem
 
@@ -166,7 +166,7 @@ def _python_problems(content: bytes, files: Mapping[str, bytes]) -> Iterator[str
     try:
         tree = ast.parse(content.decode(), feature_version=AGENT_PYTHON)
     except (SyntaxError, ValueError, RecursionError) as exc:
-        yield ": it is no Python %d.%d: %s" % (*AGENT_PYTHON, exc)
+        yield ": it is not valid Python %d.%d: %s" % (*AGENT_PYTHON, exc)
         return
     for node in ast.walk(tree):
         for name in _imported(node):
@@ -174,7 +174,7 @@ def _python_problems(content: bytes, files: Mapping[str, bytes]) -> Iterator[str
                 if name[1:] + ".py" not in files:
                     yield ":%d: it imports %s, but there is no file %s.py" % (_line(node), name, name[1:])
             elif not may_import(name):
-                yield ":%d: it imports %s; in a traced process there are the standard library and %s" % (
+                yield ":%d: it imports %s, but a traced process has only the standard library and %s" % (
                     _line(node), name, " and ".join(PLUGIN_API),
                 )  # fmt: skip
 

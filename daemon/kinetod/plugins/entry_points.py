@@ -59,12 +59,12 @@ def find(name: str) -> InstalledEntry:
     distinct = {(entry.package, entry.version): entry for entry in found}
     if len(distinct) > 1:
         packages = ", ".join(f"{entry.package} {entry.version}" for entry in distinct.values())
-        raise NoSuchPlugin(f"several packages have a plug-in of this name ({packages}); uninstall all but one")
+        raise NoSuchPlugin(f"several packages have a plug-in with this name ({packages}); uninstall all but one")
     if not distinct:
         names = ", ".join(dict.fromkeys(entry.name for entry in entries)) or "none"
         raise NoSuchPlugin(
-            f"no package installed beside kinetod has an entry point {name!r} of {GROUP}; there are: {names}; "
-            "install it, or correct its name"
+            f"no package installed with kinetod has an entry point {name!r} in the group {GROUP} (available: {names}); "
+            "install the plug-in, or correct its name"
         )
     return next(iter(distinct.values()))
 

@@ -40,7 +40,7 @@ def answer(question: LoadQuestion) -> LoadAnswer:
         found = _in_project(Path(question.folder)) if question.folder else _installed(question.name)
         untrusted = problem_of(found.places, trusted_uids())
         if untrusted and not question.unsafe:
-            raise PluginNotUsed(f"others could change it: {untrusted}")
+            raise PluginNotUsed(f"other users could change it: {untrusted}")
         accelerator = _loaded(found)
         files = accelerator.agent_files
         return LoadAnswer(
@@ -77,7 +77,7 @@ def _in_project(folder: Path) -> _Found:
         raise PluginNotUsed(f"{folder / 'pyproject.toml'} cannot be read: {exc}") from exc
     except (KeyError, ValueError, AttributeError):
         raise PluginNotUsed(
-            f'{folder / "pyproject.toml"} declares no single plug-in; it needs one line `NAME = "module:VALUE"` in '
+            f'{folder / "pyproject.toml"} must declare exactly one plug-in: one line `NAME = "module:VALUE"` in '
             f'[project.entry-points."{GROUP}"]'
         ) from None
     sys.path[:0] = [str(place.resolve()) for place in (folder / "src", folder) if place.is_dir()]
@@ -93,13 +93,11 @@ def _loaded(found: _Found) -> Accelerator:
         raise PluginNotUsed(str(exc)) from exc
     if accelerator.name != found.point.name:
         raise PluginNotUsed(
-            f"it is called {accelerator.name!r}, but its entry point {found.point.name!r}; use one name"
+            f"its name is {accelerator.name!r}, but its entry point is {found.point.name!r}; use the same name for both"
         )
     size = sum(map(len, accelerator.agent_files.values()))
     if size > MAX_FILES_BYTES:
-        raise PluginNotUsed(
-            f"agent_files: together they have {size} bytes, at most {MAX_FILES_BYTES} are sent into processes"
-        )
+        raise PluginNotUsed(f"agent_files: {size} bytes in total, but at most {MAX_FILES_BYTES} can be sent to agents")
     return accelerator
 
 

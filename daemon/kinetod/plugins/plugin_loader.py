@@ -129,14 +129,16 @@ async def _ask(name: str, command: Sequence[str], deadline_s: float) -> LoadAnsw
     except (OSError, ValueError) as exc:
         return LoadAnswer(refused=f"the process that loads it failed: {exc}")
     if ended.status is None:
-        return LoadAnswer(refused=f"loading it did not end within {deadline_s:g} s")
+        return LoadAnswer(refused=f"loading it took longer than {deadline_s:g} s")
     if ended.status or len(lines) != 1:
         said = clean(ended.errors[-_MAX_ERRORS:].strip(), _MAX_ERRORS)
-        return LoadAnswer(refused=f"loading it ended its process (exit status {ended.status}): {said or 'no message'}")
+        return LoadAnswer(
+            refused=f"the process that loads it failed (exit status {ended.status}): {said or 'no message'}"
+        )
     try:
         return msgspec.json.decode(lines[0], type=LoadAnswer)
     except msgspec.DecodeError as exc:
-        return LoadAnswer(refused=f"the process that loads it gave no valid answer: {exc}")
+        return LoadAnswer(refused=f"the process that loads it returned an invalid answer: {exc}")
 
 
 def _for_agents(answer: LoadAnswer) -> Plugin:
@@ -163,8 +165,8 @@ def _check_signs(signs: tuple[OutsideSigns, ...]) -> None:
     size = len(msgspec.json.encode(signs))
     if len(signs) > MAX_PLUGINS or size > MAX_SIGNS_BYTES:
         raise ValueError(
-            f"the signs of all plug-ins ({len(signs)}) have {size} bytes, at most {MAX_SIGNS_BYTES} of {MAX_PLUGINS} "
-            "plug-ins are looked for; declare fewer or shorter patterns"
+            f"the signs of all plug-ins ({len(signs)}) have {size} bytes, but the limits are {MAX_PLUGINS} plug-ins "
+            f"and {MAX_SIGNS_BYTES} bytes; use fewer plug-ins, or declare fewer or shorter patterns"
         )
 
 
@@ -202,7 +204,7 @@ def of_process(
         elif seen is not None and plugin.name in watched:
             said = _by_signs(plugin, seen)
         else:
-            said, unknown = "only an agent in the process sees its signs", True
+            said, unknown = "only an agent in the process can see its signs", True
         parts.append(f"{_named(plugin)}: {said}")
     parts += _off(plugins)
     if parts or not plugins.known:
@@ -215,20 +217,20 @@ def _by_agent(plugin: LoadedPlugin, offers: Mapping[str, Sequence[str]]) -> str:
         return "the agent in the process does not have it"
     if types := offers[plugin.name]:
         return f"records {_types(types)}"
-    return "records nothing now: the agent finds no sign of its accelerator, or the plug-in declines"
+    return "records nothing now: the agent finds no sign of its accelerator, or the plug-in declined"
 
 
 def _by_signs(plugin: LoadedPlugin, seen: Collection[str]) -> str:
     if plugin.name in seen:
         return f"would record {_types(plugin.activity_types)}: the process shows the signs of its accelerator"
-    return "no sign of its accelerator is seen from outside"
+    return "no sign of its accelerator is visible from outside"
 
 
 def _refusals(plugins: KnownPlugins, status: Status) -> Iterator[Finding]:
     for plugin in plugins.known:
         if plugin.refused:
             advice = (
-                f"correct that until `kinetoctl plugin check {plugin.name}` accepts it on this host, or take it out of "
+                f"fix it until `kinetoctl plugin check {plugin.name}` accepts it on this host, or remove it from "
                 "plugins.sources; then restart kinetod"
             )
             yield Finding(_NAME, status, f"{plugin.name} is not used: {plugin.refused}", advice)

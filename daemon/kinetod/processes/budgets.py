@@ -63,7 +63,7 @@ class Room:
         return f"{number} {self.unit}" if self.unit else format_size(number)
 
     def __str__(self) -> str:
-        return f"{self.amount(max(self.left, 0))} are left below {self.limit}"
+        return f"{self.amount(max(self.left, 0))} left within {self.limit}"
 
 
 def memory_room(pid: int, proc: Path = PROC) -> Room | None:
@@ -123,7 +123,7 @@ def _resource_room(pid: int, proc: Path, title: str, used: str, name: str, optio
     if limit is None or used not in status:
         return None
     advice = f"raise it, as root: `prlimit --pid {pid} {option}=unlimited:unlimited`"
-    return Room(limit - status[used], f"its limit {name} of {format_size(limit)}", advice)
+    return Room(limit - status[used], f"its {name} limit of {format_size(limit)}", advice)
 
 
 def file_room(pid: int, proc: Path = PROC) -> Room | None:
@@ -132,7 +132,7 @@ def file_room(pid: int, proc: Path = PROC) -> Room | None:
     if limit is None:
         return None
     advice = f"raise it, as root: `prlimit --pid {pid} --fsize=unlimited:unlimited`"
-    return Room(limit, f"its limit RLIMIT_FSIZE of {format_size(limit)}", advice)
+    return Room(limit, f"its RLIMIT_FSIZE limit of {format_size(limit)}", advice)
 
 
 def stack_bytes(pid: int, proc: Path = PROC) -> int:
@@ -172,7 +172,7 @@ def _of_host(proc: Path) -> Iterator[Room]:
         strict = (proc / "sys/vm/overcommit_memory").read_text().strip() == _STRICT_OVERCOMMIT
         if strict and {"CommitLimit", "Committed_AS"} <= numbers.keys():
             left = numbers["CommitLimit"] - numbers["Committed_AS"]
-            limit = "what the host may commit (vm.overcommit_memory is 2)"
+            limit = "the host's commit limit (vm.overcommit_memory is 2)"
             yield Room(left, limit, "raise vm.overcommit_ratio, or trace when the host has more memory free")
 
 
@@ -222,7 +222,7 @@ def thread_room(pid: int, needed: int, proc: Path = PROC) -> Room | None:
     if limit - used >= needed:
         return None
     advice = f"raise it, as root: `prlimit --pid {pid} --nproc=unlimited:unlimited`"
-    return Room(limit - used, f"its limit RLIMIT_NPROC of {limit} threads of uid {uid}", advice, "threads")
+    return Room(limit - used, f"its RLIMIT_NPROC limit of {limit} threads for uid {uid}", advice, "threads")
 
 
 def descriptor_room(pid: int, needed: int, proc: Path = PROC) -> Room | None:
@@ -239,7 +239,7 @@ def descriptor_room(pid: int, needed: int, proc: Path = PROC) -> Room | None:
         advice = f"raise both of its limits, as root: `prlimit --pid {pid} --nofile={wanted}:{wanted}`"
         if hard is None or wanted <= hard:  # only root may raise the hard limit
             advice = f"raise its limit: `prlimit --pid {pid} --nofile={wanted}:`"
-        return Room(max(limit - used, 0), f"its limit RLIMIT_NOFILE of {limit}", advice, "descriptors")
+        return Room(max(limit - used, 0), f"its RLIMIT_NOFILE limit of {limit}", advice, "descriptors")
     return None
 
 
@@ -353,7 +353,7 @@ BUDGETS = (
     ),
     Budget(
         check="memory",
-        what=" of locked memory, since what the process maps may be locked (mlockall)",
+        what=" of locked memory, since its new mappings may be locked (mlockall)",
         room=lambda pid, _, proc: locked_room(pid, proc),
         attach=512 * _MIB,
         attach_stacks=3,

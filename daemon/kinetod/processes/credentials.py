@@ -95,17 +95,17 @@ def _four(values: Any) -> tuple[int, ...]:
 
 def _differences(approved: Credentials, found: Credentials) -> Iterator[str]:
     if approved.uids != found.uids:
-        yield f"its user ids were {_listed(approved.uids)} and are {_listed(found.uids)}"
+        yield f"its user ids changed from {_listed(approved.uids)} to {_listed(found.uids)}"
     if approved.gids != found.gids:
-        yield f"its group ids were {_listed(approved.gids)} and are {_listed(found.gids)}"
+        yield f"its group ids changed from {_listed(approved.gids)} to {_listed(found.gids)}"
     if approved.capabilities != found.capabilities:
-        yield f"its capabilities were {approved.capabilities:#x} and are {found.capabilities:#x}"
+        yield f"its capabilities changed from {approved.capabilities:#x} to {found.capabilities:#x}"
     if None not in (approved.dumpable, found.dumpable) and approved.dumpable != found.dumpable:
         yield f"it has become {'dumpable' if found.dumpable else 'undumpable'}"
     for field in fields(Credentials)[4:]:  # those that may be unknown
         before, now = getattr(approved, field.name), getattr(found, field.name)
         if before and now and before != now:
-            yield f"it has another {field.name.replace('_', ' ')}"
+            yield f"its {field.name.replace('_', ' ')} changed"
 
 
 def _listed(ids: tuple[int, ...]) -> str:

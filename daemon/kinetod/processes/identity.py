@@ -218,7 +218,7 @@ def identify(sock: socket.socket, proc: Path = PROC) -> Identity:
     """Identifies the process that connected. Raises Unidentified."""
     pid, uid, gid = unix_peer.credentials(sock)
     if pid <= 0:
-        raise Unidentified("the peer is not visible in this PID namespace; run the daemon with the host's (hostPID)")
+        raise Unidentified("the peer is not visible in this PID namespace; run the daemon in the host's (hostPID)")
     pidfd = _peer_pidfd(sock, pid)
     try:
         key = ProcessKey(pid, start_time_ns(pid, proc))

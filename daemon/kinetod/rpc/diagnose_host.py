@@ -38,7 +38,7 @@ from kinetod.selection.process_registry import Registry
 from kinetod.telemetry.gpu_metrics import present
 
 _MAX_TEXT_CHARS = 2000
-_STANDING_ADVICE = "it returns once the GPU's work has ended: end the kernel or the collective that does not end"
+_STANDING_ADVICE = "it returns once the GPU is idle: end the kernel or collective that keeps running"
 _AGENT_STATES = {
     pb.AGENT_STATE_READY: "READY",
     pb.AGENT_STATE_BUSY: "BUSY",
@@ -53,17 +53,17 @@ _ADVICE = {
     ("sysman", LibraryState.ABSENT): "install Intel's Level Zero loader and driver (libze1, intel-level-zero-gpu)",
 }
 _RESTARTS = {
-    "nvml": "check whether `nvidia-smi` answers; the driver may have to be reloaded",
-    "amdsmi": "check whether `amd-smi` answers; the driver may have to be reloaded",
-    "sysman": "check whether `xpu-smi` answers; the driver may have to be reloaded",
+    "nvml": "check whether `nvidia-smi` works; the driver may have to be reloaded",
+    "amdsmi": "check whether `amd-smi` works; the driver may have to be reloaded",
+    "sysman": "check whether `xpu-smi` works; the driver may have to be reloaded",
     "drm": "check whether /sys/class/drm can be read; the driver may have to be reloaded",
 }
 _ACTIVITY = "gpu_activity"
 _ACTIVITY_ADVICE = {
     OFF: "",
-    IN_MIG_MODE: "take dcgm-exporter's values, which has them for each GPU instance",
+    IN_MIG_MODE: "use dcgm-exporter, which has these values for each GPU instance",
     NOT_ALLOWED: "run kinetod as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
-    OLD_DRIVER: "install a driver of the branch 535 or later and `pip install -U nvidia-ml-py`",
+    OLD_DRIVER: "install a driver of branch 535 or later and `pip install -U nvidia-ml-py`",
 }
 
 
@@ -210,7 +210,7 @@ class Diagnoser:
         if candidate is None:
             return ()
         if not candidate.facts.is_python and candidate.agent is None:
-            return (Finding("plugins", Status.OK, "they serve Python processes only"),)
+            return (Finding("plugins", Status.OK, "plug-ins work only in Python processes"),)
         seen = None if candidate.facts.hidden else candidate.facts.plugins
         offers = candidate.agent.hello.sources if candidate.agent is not None else None
         return of_process(self._plugins, seen=seen, offers=offers)
@@ -247,8 +247,8 @@ def standing_findings(processes: Iterable[pb.Process]) -> Iterable[Finding]:
 
 def _stalled_findings(process: pb.Process) -> Iterable[Finding]:
     if process.stalled_ns:
-        text = f"no step for {format_duration(process.stalled_ns)}, many times longer than the latest ones took"
-        yield Finding("steps", Status.NOTE, text, f"`kinetoctl stacks {process.pid}` shows where it stands")
+        text = f"no step for {format_duration(process.stalled_ns)}, many times longer than the latest steps took"
+        yield Finding("steps", Status.NOTE, text, f"`kinetoctl stacks {process.pid}` shows where it is waiting")
 
 
 def _to_proto(process: pb.Process, diagnosis: Diagnosis, more: Iterable[Finding]) -> pb.Diagnosis:
@@ -284,12 +284,12 @@ def _of_library(library: VendorLibrary, snapshot: Snapshot, present: Mapping[str
     products = " or ".join(_PRODUCTS[vendor] for vendor in vendors) or library.name
     if library.state is LibraryState.OK:
         count = sum(gpu.vendor in vendors for gpu in snapshot.gpus)
-        return Finding(name, Status.OK, f"{count} GPUs, driver {library.driver_version or 'of an unknown version'}", "")
+        return Finding(name, Status.OK, f"{count} GPUs, driver {library.driver_version or 'version unknown'}", "")
     if not any(present.get(vendor) for vendor in vendors):
         return Finding(name, Status.OK, f"no {products} GPU on this host", "")
     advice = _ADVICE.get((library.name, library.state)) or _RESTARTS.get(library.name, "")
     if library.name in _BESIDE_THE_KERNEL and any(gpu.vendor in vendors for gpu in snapshot.gpus):
-        detail = f"GPUs are measured by the kernel's files alone, which tell less: {library.detail}"
+        detail = f"GPUs are measured only through the kernel's files, which provide less: {library.detail}"
         return Finding(name, Status.NOTE, detail, advice)
     return Finding(name, Status.NOTE, f"GPUs cannot be measured: {library.detail}", advice)
 
@@ -297,7 +297,7 @@ def _of_library(library: VendorLibrary, snapshot: Snapshot, present: Mapping[str
 def _lost(snapshot: Snapshot) -> Iterator[Finding]:
     for gpu in snapshot.gpus:
         if not gpu.works:
-            detail = f"GPU {gpu.index} ({gpu.uuid or 'of an unknown UUID'}) has fallen off the bus or must be reset"
+            detail = f"GPU {gpu.index} ({gpu.uuid or 'UUID unknown'}) has fallen off the bus or must be reset"
             yield Finding("gpu_lost", Status.PROBLEM, detail, "drain the host, then reset the GPU or reboot")
 
 
@@ -315,8 +315,8 @@ def _activity(snapshot: Snapshot) -> Iterator[Finding]:
 def _activity_of(gpu: GpuState) -> tuple[Status, str, str]:
     if gpu.activity is None:
         status = Status.OK if gpu.activity_note == OFF else Status.NOTE
-        detail = f"the work of units is not counted ({gpu.activity_note})"
+        detail = f"GPU unit activity is not measured ({gpu.activity_note})"
         return status, detail, _ACTIVITY_ADVICE.get(gpu.activity_note, "")
     missing = [name for name in NAMES if gpu.activity.seconds and name not in gpu.activity.totals]
-    without = f", without {', '.join(missing)}" if missing else ""
-    return Status.OK, f"the work of units is counted{without}", ""
+    without = f", except {', '.join(missing)}" if missing else ""
+    return Status.OK, f"GPU unit activity is measured{without}", ""

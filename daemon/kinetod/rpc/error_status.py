@@ -74,7 +74,8 @@ def readable(request: Request) -> Request:
     """Returns the request. Raises InvalidRequest if it was not a message."""
     if isinstance(request, Empty):
         raise invalid(
-            "request", "it is not a message of this method; do client and daemon use the same version of the interface?"
+            "request",
+            "it is not a valid message for this method; do client and daemon use the same version of the interface?",
         )
     return request
 

@@ -245,7 +245,7 @@ async def _only(requests: AsyncIterator[Any], context: Context) -> Any:
                 return request
     except TimeoutError:
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no request arrived within {REQUEST_S:g} s")
-    return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+    return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call contains no request")
 
 
 async def _no_such_method(_requests: AsyncIterator[Any], context: Context) -> None:

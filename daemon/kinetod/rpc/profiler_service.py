@@ -117,7 +117,7 @@ def read_gpus(reader: GpuReader, deadline_s: float = DEADLINE_S) -> Gpus:
         for library in snapshot.libraries
         if library.state is not LibraryState.OK and library.name not in beside & absent
     ]
-    note = "" if gpus else "; ".join(dict.fromkeys(problems)) or "the driver finds no GPU"
+    note = "" if gpus else "; ".join(dict.fromkeys(problems)) or "the driver found no GPU"
     return Gpus(gpus, ", ".join(versions), note)
 
 
@@ -186,7 +186,7 @@ class ProfilerService:
         self._looks = looks
         self._streams = Shares(
             Reason.TOO_MANY_STREAMS,
-            "fetches and checks of stored files, and reads of stacks",
+            "downloads, file checks and stack reads",
             "access.max_streams_per_user",
             own=lambda: settings.current.max_streams_per_user,
             in_all=lambda: MAX_STREAMS,

@@ -80,7 +80,7 @@ class StackLooker:
         """Yields each process once it has been read. Raises KinetodError."""
         match = checked_selector(request.selector)
         if not match:
-            raise invalid("selector", "must have a condition; `kinetoctl ps` lists what there is")
+            raise invalid("selector", "must have at least one condition; `kinetoctl ps` lists the processes")
         found = await self._chosen(match, caller)
         if not found:
             text = f"no process matches {match}; `kinetoctl ps --all` lists all, and --pid accepts any of them"

@@ -62,7 +62,7 @@ class CounterWatcher:
         self._access = source.access
         self._watches = Shares(
             Reason.TOO_MANY_WATCHERS,
-            "watches of counters",
+            "counter watches",
             "access.max_watches_per_user",
             own=lambda: settings.current.max_watches_per_user,
             in_all=lambda: MAX_WATCHES,
@@ -123,7 +123,7 @@ class CounterWatcher:
         """The GPUs to watch. Raises NotFound, NotPermitted."""
         gpus = {gpu.index: gpu for gpu in (await self._found()).gpus}
         if missing := sorted(set(indexes) - gpus.keys()):
-            reason = f"there is no GPU {missing[0]}; `kinetoctl counters list` has those that there are"
+            reason = f"there is no GPU {missing[0]}; `kinetoctl counters list` lists the GPUs"
             raise NotFound(Reason.COUNTERS_UNAVAILABLE, reason)
         if indexes:
             chosen = [gpus[index] for index in sorted(set(indexes))]
@@ -135,9 +135,9 @@ class CounterWatcher:
             raise _not_yours(caller, next(iter(gpus.values())))
         usable = [gpu for gpu in chosen if not gpu.problem]
         if not usable:
-            why = chosen[0].problem if chosen else "there is none"
+            why = chosen[0].problem if chosen else "it has none"
             code = Reason(chosen[0].code) if chosen else Reason.COUNTERS_UNAVAILABLE
-            raise Precondition(code, f"no GPU of this host can be sampled: {why}")
+            raise Precondition(code, f"no GPU on this host can be sampled: {why}")
         return usable
 
     async def _check(self, gpus: Sequence[CounterDevice], caller: Caller) -> None:

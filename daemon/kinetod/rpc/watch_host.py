@@ -84,7 +84,7 @@ class HostWatcher:
         self._looks = looks
         self._watches = Shares(
             Reason.TOO_MANY_WATCHERS,
-            "watches of this host",
+            "host watches",
             "access.max_watches_per_user",
             own=lambda: settings.current.max_watches_per_user,
             in_all=lambda: MAX_WATCHERS,

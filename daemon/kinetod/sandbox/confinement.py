@@ -98,7 +98,7 @@ def confine(folder: Path, limits: Limits, readable: Iterable[Path] = (), *, writ
     if seccomp_filter.available():
         seccomp_filter.install()
     elif limits.required:
-        raise CannotConfine('this kernel takes no seccomp filter, and captures.decode_sandbox is "required"')
+        raise CannotConfine('this kernel has no seccomp filters, and captures.decode_sandbox is "required"')
 
 
 def close_descriptors(keep: Collection[int]) -> None:
@@ -175,9 +175,9 @@ class Support:
         """The missing parts, each with its cost; empty if decoders are confined as documented."""
         lacking = []
         if not self.landlock:
-            lacking.append("no Landlock: a decoder that is taken over can read all files of the daemon's user")
+            lacking.append("no Landlock: a compromised decoder could read all files of the daemon's user")
         if not self.seccomp:
-            lacking.append("no seccomp filters: it can open connections and send signals")
+            lacking.append("no seccomp filters: a compromised decoder could open connections and send signals")
         return tuple(lacking)
 
     @property
@@ -189,7 +189,7 @@ class Support:
             parts.append(f"Landlock ABI {self.landlock} (files{''.join(f', {name}' for name in more)})")
         if self.seccomp:
             parts.append("a seccomp filter")
-        return ", ".join([*parts, "limits"])
+        return ", ".join([*parts, "resource limits"])
 
 
 def support() -> Support:
@@ -246,9 +246,9 @@ def _read(pipe: BinaryIO) -> bytes | None:
 def _ending(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGKILL:
-        return "killed, which the kernel does when memory is short"
+        return "killed, possibly by the kernel because memory was short"
     if code == -signal.SIGXCPU:
-        return "ended for using too much processor time"
+        return "killed for using too much CPU time"
     return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 

@@ -172,7 +172,7 @@ class Match:
     def __str__(self) -> str:
         pids = _some("pid", self.pids)
         parts = [
-            f"{pids} and their descendants" if self.children else pids,
+            f"{pids} and all descendants" if self.children else pids,
             f"command matching {self.command.pattern!r}" if self.command else "",
             f"user {self.user}" if self.user else "",
             "any rank" if ANY_RANK in self.ranks else _some("rank", self.ranks),
@@ -205,26 +205,26 @@ def checked_selector(selector: pb.Selector, field: str = "selector") -> Match:
         return values
 
     if selector.children and not selector.pids:
-        raise invalid(f"{field}.children", "needs pids: what descends from which processes?")
+        raise invalid(f"{field}.children", "needs pids: the processes whose descendants to select")
     if selector.job_step and not selector.job_ids:
-        raise invalid(f"{field}.job_step", "needs job_ids: a step of which job?")
+        raise invalid(f"{field}.job_step", "needs job_ids: the job that the step belongs to")
     if selector.job_step and not _STEP.fullmatch(selector.job_step):
-        raise invalid(f"{field}.job_step", f"a step is like 0, 3+1 or batch, got {selector.job_step!r:.80}")
+        raise invalid(f"{field}.job_step", f"must be a step such as 0, 3+1 or batch, got {selector.job_step!r:.80}")
     for name in ("user", "command_regex"):
         check_shown(f"{field}.{name}", getattr(selector, name))
     for index, job in enumerate(selector.job_ids[:MAX_VALUES]):
         check_shown(f"{field}.job_ids[{index}]", job)
-    rank = f"a rank is not negative, or {ANY_RANK} for any"
-    pod = "a UID is like 8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b"
-    container = "an id, or its beginning, is 12 to 64 hexadecimal digits"
+    rank = f"must be a rank of at least 0, or {ANY_RANK} for any rank"
+    pod = "must be a UID such as 8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b"
+    container = "must be an id, or its beginning, of 12 to 64 hexadecimal digits"
     return Match(
-        pids=frozenset(check("pids", lambda pid: pid > 0, "a pid is greater than 0")),
+        pids=frozenset(check("pids", lambda pid: pid > 0, "must be greater than 0")),
         children=selector.children,
         command=_regex(selector.command_regex, field),
         user=selector.user,
         ranks=frozenset(check("ranks", lambda rank: rank >= ANY_RANK, rank, MAX_RANKS)),
-        gpus=frozenset(check("gpus", lambda gpu: gpu >= 0, "the number of a GPU is not negative")),
-        job_ids=frozenset(check("job_ids", lambda job: 0 < len(job) <= MAX_JOB_CHARS, "an id has 1 to 128 characters")),
+        gpus=frozenset(check("gpus", lambda gpu: gpu >= 0, "must be at least 0")),
+        job_ids=frozenset(check("job_ids", lambda job: 0 < len(job) <= MAX_JOB_CHARS, "must have 1 to 128 characters")),
         job_step=selector.job_step,
         pod_uids=frozenset(check("pod_uids", is_pod_uid, pod)),
         container_ids=tuple(check("container_ids", is_container_id, container)),
@@ -444,7 +444,7 @@ class Registry:
             agent = self._hub.get(each.key)
             # the process that holds its link is not this program
             if agent is not None and agent.identity.uid != each.uid:
-                agent.connection.close(f"{REPLACED}; it runs as uid {each.uid} now")
+                agent.connection.close(f"{REPLACED}; it now runs as uid {each.uid}")
         return [each for each in (self._join(each, anything=True) for each in facts) if each is not None]
 
     async def whose(self, key: ProcessKey) -> Credentials | None:

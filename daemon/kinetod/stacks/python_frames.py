@@ -45,6 +45,8 @@ _LIBRARY = re.compile(
     r"/lib(64)?/python3(\.\d+t?)?/|/(site|dist)-packages/|/torchinductor_|^<(?!string>|stdin>|ipython)"
 )
 _NO_PYTHON = "Failed to find python version from target process"
+_DENIED = "Permission Denied: "
+_NEEDS_ROOT = "the kernel does not let this daemon read it: that needs root or CAP_SYS_PTRACE"
 _OPENAT2 = 437  # on x86-64 and aarch64
 _RESOLVE_IN_ROOT, _RESOLVE_BENEATH, _RESOLVE_NO_MAGICLINKS = 0x10, 0x08, 0x02
 _OPEN_HOW = struct.Struct("=QQQ")
@@ -114,7 +116,7 @@ def open_spy() -> int:
         files = importlib.metadata.files("py-spy") or []
         found = next(each for each in files if each.name == "py-spy")
         return os.open(Path(str(found.locate())), os.O_RDONLY | os.O_CLOEXEC)
-    raise NoFrames("its Python frames need py-spy, which is not installed beside kinetod")
+    raise NoFrames("reading its Python frames needs py-spy, which is not installed next to kinetod")
 
 
 def read_frames(pid: int, spy: int, inner_pid: int) -> list[PythonThread]:
@@ -131,7 +133,8 @@ def read_frames(pid: int, spy: int, inner_pid: int) -> list[PythonThread]:
         if all(thread.is_whole for thread in found):
             break
     if not found and why:
-        raise NoFrames("it does not run Python" if _NO_PYTHON in why else f"py-spy cannot read it: {why}")
+        reasons = {_NO_PYTHON: "it is not running Python", _DENIED: _NEEDS_ROOT}
+        raise NoFrames(next((text for said, text in reasons.items() if said in why), f"py-spy cannot read it: {why}"))
     return found
 
 

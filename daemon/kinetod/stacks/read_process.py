@@ -9,10 +9,10 @@ Theory of operation
     What the kernel tells is read before and after the frames. A thread that has moved in between stands nowhere: it
     runs, and its frames are those of some moment.
 
-    Before it reads anything of the process's own, this process opens files as the process's user, keeps CAP_SYS_PTRACE
-    alone, and takes a system call filter that lets it read the memory of that one process; it can open no socket and
-    signal nobody. Where it may not become that user, it keeps its own. It ends itself at its deadline, and py-spy ends
-    with it.
+    Before it reads anything of the process's own, this process becomes the process's user, keeps CAP_SYS_PTRACE alone,
+    without which Yama lets nobody read, and takes a system call filter that lets it read the memory of that one
+    process; it can open no socket and signal nobody. Where it cannot become that user, it stays what it is. It ends
+    itself at its deadline, and py-spy ends with it. The user may end it, too, and then has no stacks.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from kinetod.base.libc import PTRACE_CAPABILITY, act_as, keep_only
+from kinetod.base.libc import PTRACE_CAPABILITY, become, keep_only
 from kinetod.sandbox import seccomp_filter
 from kinetod.sandbox.confinement import die_first_for_memory, die_with_parent, no_new_rights, set_limits
 from kinetod.stacks import waits
@@ -119,7 +119,7 @@ def confine(pid: int, uid: int) -> None:
     )
     if uid != os.geteuid():
         with contextlib.suppress(PermissionError):
-            act_as(uid)
+            become(uid)
     keep_only(PTRACE_CAPABILITY)
     die_with_parent()  # the change of user has ended that
     no_new_rights()

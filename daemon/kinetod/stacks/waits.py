@@ -48,7 +48,7 @@ _FUNCTIONS = _known(
     (COLLECTIVE, "torch/distributed/rendezvous.py", r".*", "waits for the other ranks to join (rendezvous)"),
     (COLLECTIVE, "torch/distributed/_functional_collectives.py", r".*wait.*", "waits for the result of a collective"),
     (GPU, "torch/cuda/__init__.py", r"synchronize", "waits for the GPU (torch.cuda.synchronize)"),
-    (GPU, "torch/cuda/streams.py", r"synchronize", "waits for the GPU (synchronize of a stream or an event)"),
+    (GPU, "torch/cuda/streams.py", r"synchronize", "waits for the GPU (synchronize on a stream or an event)"),
     (GPU, "jax/_src/api.py", r"block_until_ready", "waits for the device (block_until_ready)"),
     (GPU, "jax/_src/array.py", r"_value|__array__|__float__|__int__|item|tolist", "waits for the device ({function})"),
     ("WORKER", "torch/utils/data/dataloader.py", r"\w*_?(try_)?get_data", "waits for a DataLoader worker"),
@@ -56,22 +56,22 @@ _FUNCTIONS = _known(
     ("PROCESS", "subprocess.py", r"_?communicate", "waits for the pipes of a child process"),
     ("PROCESS", "subprocess.py", r"_execute_child", "waits for a child process to execute its program"),
     ("PROCESS", "multiprocessing/popen_fork.py", r"poll|wait", "waits for a child process to end"),
-    ("PROCESS", "multiprocessing/pool.py", r"get|wait", "waits for the result of a pool"),
-    ("QUEUE", "multiprocessing/queues.py", r"get", "waits for an item of a queue between processes"),
-    ("QUEUE", "multiprocessing/queues.py", r"_finalize_join", "waits until a queue between processes is written"),
-    ("QUEUE", "queue.py", r"get", "waits for an item of a queue"),
+    ("PROCESS", "multiprocessing/pool.py", r"get|wait", "waits for a result from a process pool"),
+    ("QUEUE", "multiprocessing/queues.py", r"get", "waits for an item from an inter-process queue"),
+    ("QUEUE", "multiprocessing/queues.py", r"_finalize_join", "waits until an inter-process queue is flushed"),
+    ("QUEUE", "queue.py", r"get", "waits for an item from a queue"),
     ("QUEUE", "queue.py", r"put", "waits for room in a queue"),
-    ("QUEUE", "queue.py", r"join", "waits until a queue is worked off"),
+    ("QUEUE", "queue.py", r"join", "waits until all items of a queue are processed"),
     ("THREAD", "concurrent/futures/_base.py", r"result|exception|wait", "waits for the result of a future"),
     ("THREAD", "concurrent/futures/thread.py", r"shutdown|_python_exit", "waits for the threads of a pool to end"),
     ("THREAD", "threading.py", r"join|_wait_for_tstate_lock", "waits for another thread to end"),
     ("THREAD", "threading.py", r"_shutdown", "waits at exit for other threads to end"),
     ("IMPORT", "<frozen importlib._bootstrap>", r"acquire|__enter__", "waits for another thread's import"),
-    ("EVENTS", "asyncio/base_events.py", r"_run_once", "waits in asyncio's event loop, where no task is ready"),
+    ("EVENTS", "asyncio/base_events.py", r"_run_once", "waits in asyncio's event loop, with no task ready"),
     ("EVENTS", "socketserver.py", r"serve_forever", "waits for requests"),
     ("EVENTS", "selectors.py", r"select", "waits for events"),
     ("PROCESS", "multiprocessing/connection.py", r"_recv|_poll|poll|wait|accept|recv\w*", "waits for another process"),
-    ("LOCK", "multiprocessing/synchronize.py", r"__enter__|wait\w*", "waits for a lock or event between processes"),
+    ("LOCK", "multiprocessing/synchronize.py", r"__enter__|wait\w*", "waits for an inter-process lock or event"),
     ("LOCK", "threading.py", r"wait|wait_for", "waits for a condition or an event"),
     ("LOCK", "threading.py", r"acquire|__enter__", "waits for a lock or a semaphore"),
     ("NETWORK", "ssl.py", r"read|recv\w*|do_handshake", "waits for data from the network"),
@@ -203,7 +203,7 @@ def _by_call(call: BlockingCall, frames: Sequence[StackFrame]) -> tuple[str, str
     if name in _SIGNALS:
         return "EVENTS", "waits for a signal"
     if name in ("semtimedop", "msgrcv"):
-        return "LOCK", "waits for a semaphore or a message of another process"
+        return "LOCK", "waits for a semaphore or a message from another process"
     if name in SLEEPS and frames and _QUERIES.search(frames[0].code):
         return "SLEEP", "sleeps, as SQLite does while another connection locks its database"
     if name in SLEEPS or (name in ("select", "pselect6") and not call.arguments[0]):
@@ -219,7 +219,7 @@ def _by_call(call: BlockingCall, frames: Sequence[StackFrame]) -> tuple[str, str
     if name in _OPENS:
         return "FILE", "opens or looks up a file"
     if name == "flock" or (name == "fcntl" and call.arguments[1] in _FILE_LOCKS):
-        return "FILE", f"waits for the lock of {target or 'a file'}"
+        return "FILE", f"waits for the lock on {target or 'a file'}"
     if name in ("accept", "accept4"):
         return "NETWORK", f"waits for a connection to {target or 'a socket'}"
     if name == "connect":

@@ -107,7 +107,7 @@ def store_error(exc: OSError | sqlite3.Error, state_dir: Path) -> KinetodError:
         return Exhausted(Reason.LOW_DISK, f"the disk of {state_dir} is full{left}; delete captures or free space on it")
     return Precondition(
         Reason.STORE_NOT_WRITABLE,
-        f"the store {state_dir} cannot be written ({exc}); check its permissions and its mount, "
+        f"the store {state_dir} cannot be written to ({exc}); check its permissions and its mount, "
         "or give the daemon another --state-dir",
     )
 

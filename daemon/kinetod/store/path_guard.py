@@ -78,7 +78,7 @@ def _check_parent(state_dir: Path, parent: Path) -> None:
         raise _refused(state_dir, f"is in {parent}, which belongs to uid {status.st_uid}")
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         mode = stat.S_IMODE(status.st_mode)
-        raise _refused(state_dir, f"is in {parent}, where everybody can rename it (mode {mode:04o})")
+        raise _refused(state_dir, f"is in {parent}, where any user can rename it (mode {mode:04o})")
 
 
 def _refused(path: Path, problem: str) -> StartError:

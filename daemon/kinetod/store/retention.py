@@ -83,8 +83,8 @@ def plan(
         is_here = each.local_bytes != 0 or not each.uploaded
         limit_ns = policy.max_age_ns if is_here else policy.max_entry_age_ns
         if may_go(each) and limit_ns and age_ns > limit_ns:
-            what = "" if is_here else " and its files are only in the object store"
-            reason = f"it ended {format_duration(age_ns)} ago{what}, and the limit is {format_duration(limit_ns)}"
+            what = "" if is_here else ", and its files are only in the object store"
+            reason = f"it ended {format_duration(age_ns)} ago (limit: {format_duration(limit_ns)}){what}"
             removals[each.id] = Removal(each, "age" if is_here else "entry-age", reason)
     users = defaultdict[int | None, list[Holding]](list)
     for each in holdings:
@@ -135,8 +135,8 @@ def _fairly(
             continue
         who = "of unknown users" if uid is None else f"of uid {uid}"
         reason = (
-            f"all captures take {format_size(total)}, the limit is {format_size(limit)}, and those {who} take the "
-            f"most: {format_size(uses[uid])}"
+            f"all captures take {format_size(total)} (limit: {format_size(limit)}), and those {who} take the most: "
+            f"{format_size(uses[uid])}"
         )
         removals[each.id] = Removal(each, "bytes", reason)
         uses[uid] -= each.bytes
@@ -153,7 +153,7 @@ class _Measure:
     show: Callable[[int], str]
 
 
-_COUNT = _Measure("user-count", "are", lambda _: 1, str)
+_COUNT = _Measure("user-count", "number", lambda _: 1, str)
 _BYTES = _Measure("user-bytes", "take", lambda each: each.bytes, format_size)
 
 
@@ -170,7 +170,7 @@ def _within(
         if total <= limit:
             return
         if measure.of(each) and may_go(each):
-            reason = f"{who} {measure.verb} {measure.show(total)}, the limit is {measure.show(limit)}"
+            reason = f"{who} {measure.verb} {measure.show(total)} (limit: {measure.show(limit)})"
             removals[each.id] = Removal(each, measure.rule, reason)
             total -= measure.of(each)
 

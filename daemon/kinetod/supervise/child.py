@@ -47,7 +47,7 @@ async def end(process: Process, *, patience_s: float = 0.0, readers: Collection[
     for pipe in filter(None, (process.stdout, process.stderr)):
         with contextlib.suppress(TimeoutError, RuntimeError):  # another process holds it open; it is still being read
             await asyncio.wait_for(_drain(pipe), _EXIT_S)
-    return "it does not end" if process.returncode is None else f"exit status {process.returncode}"
+    return "it did not exit" if process.returncode is None else f"exit status {process.returncode}"
 
 
 async def _drain(pipe: asyncio.StreamReader) -> None:

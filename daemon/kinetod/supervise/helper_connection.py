@@ -25,7 +25,7 @@ class NotOurService(OSError):
     """Another user's process listens. uid: that user."""
 
     def __init__(self, uid: int) -> None:
-        super().__init__(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
+        super().__init__(f"the socket belongs to uid {uid}, which is neither root nor the daemon's own user")
         self.uid = uid
 
 

@@ -130,12 +130,12 @@ def passed_socket() -> socket.socket | None:
     try:
         listener = socket.socket(fileno=FIRST_PASSED)
     except OSError as exc:
-        raise StartError(f"the descriptor that was passed cannot be used: {exc}") from exc
+        raise StartError(f"the passed descriptor cannot be used: {exc}") from exc
     listener.set_inheritable(False)
     if (listener.family, listener.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-        raise StartError("a SOCK_SEQPACKET Unix socket is expected (ListenSequentialPacket=)")
+        raise StartError("expected a SOCK_SEQPACKET Unix socket (ListenSequentialPacket=)")
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        raise StartError("a listening socket is expected (Accept=no)")
+        raise StartError("expected a listening socket (Accept=no)")
     return listener
 
 

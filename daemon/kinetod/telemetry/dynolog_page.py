@@ -67,14 +67,14 @@ _SPELLED_OUT = "backslashreplace"
 Value = int | float | str
 HOST_LABEL, INTERFACE_LABEL = "host_name", "net"
 _NO_PERF = (
-    "the counters of the CPUs are not read: that needs CAP_PERFMON or `kernel.perf_event_paranoid` of 0 and a system "
-    "call that the service is not allowed, and takes two counters of each CPU from those who profile there; "
+    "the CPUs' hardware counters are not read: that needs CAP_PERFMON, or `kernel.perf_event_paranoid` of 0, and a "
+    "system call that the service is not allowed to make, and takes two counters of each CPU away from profilers; "
     "node-exporter has them (`--collector.perf`). Dynolog's page has 0 without `--enable_perf_monitor`"
 )
-_HOPPER = "on NVIDIA's GPUs from Hopper on, by the counters that DCGM reads there; not in MIG mode"
-_NVLINK = "from Hopper on with headers, as in DCGM; before, and in kinetod's metric, the payload only"
-_PCIE = "before Hopper: what the driver measures for 20 ms"
-_ENVIRONMENT = "as all processes on the GPU have it in their environment, if kinetod may read that (run by root)"
+_HOPPER = "on NVIDIA GPUs since Hopper, from the counters that DCGM reads there; not in MIG mode"
+_NVLINK = "since Hopper with headers, as in DCGM; on older GPUs, and in kinetod's metric, only the payload"
+_PCIE = "before Hopper: measured by the driver over 20 ms"
+_ENVIRONMENT = "from the environment of the processes on the GPU, if all agree and kinetod can read it (as root)"
 _MODES = {"u": "user", "s": "system", "n": "nice", "w": "iowait", "x": "irq", "y": "softirq", "z": "steal"}
 _GUESTS = {"user": "guest", "nice": "guest_nice"}  # the kernel counts them in both
 
@@ -100,7 +100,7 @@ def read_counters(
     first, *_ = (proc / "stat").read_text().splitlines()
     name, *ticks = first.split()
     if name != "cpu" or len(ticks) < len(_IN_TOTAL):
-        raise ValueError(f"{proc}/stat begins with {first!r:.80}")
+        raise ValueError(f"unexpected first line of {proc}/stat: {first!r:.80}")
     return HostCounters(
         time_ns=time.time_ns(),
         uptime_s=int(float((proc / "uptime").read_text().split()[0])),
@@ -116,7 +116,7 @@ def _interfaces(text: str) -> dict[str, tuple[int, ...]]:
         name, _, rest = line.rpartition(":")
         columns = rest.split()
         if len(columns) < _COLUMNS:
-            raise ValueError(f"net/dev has the line {line!r:.80}")
+            raise ValueError(f"unexpected line of net/dev: {line!r:.80}")
         found[name.strip(" ")] = tuple(int(columns[place]) for place in NETWORK.values())
     return found
 
@@ -222,12 +222,12 @@ def _host() -> Iterator[DynologMetric]:
     # Formatted by hand: a metric is a line, or two with its place.
     # fmt: off
     yield DynologMetric(
-        name="uptime", unit="s", meaning="Time since the boot.", ours="`time() - kineto_host_boot_time_seconds`",
+        name="uptime", unit="s", meaning="Time since boot.", ours="`time() - kineto_host_boot_time_seconds`",
         served=page,
     )
     yield DynologMetric(
-        name="cpu_util", unit="%", meaning="Time of all CPUs that was not idle.", ours=_cpu("idle"),
-        note="100 less the idle time: waiting for disks counts as busy", served=page,
+        name="cpu_util", unit="%", meaning="CPU time of all CPUs that was not idle.", ours=_cpu("idle"),
+        note="100 minus the idle time: waiting for disks counts as busy", served=page,
     )
     for name, mode in (("cpu_u", "user"), ("cpu_s", "system"), ("cpu_i", "idle")):
         yield _of_cpus(name, "%", mode, page)
@@ -238,9 +238,10 @@ def _host() -> Iterator[DynologMetric]:
     for mode in _GUESTS.values():
         yield _of_cpus(f"cpu_{mode}_ms", "ms", mode, json)
     for way, our_way, what in (("rx", "receive", "received"), ("tx", "transmit", "sent")):
+        packets = "Incoming packets" if way == "rx" else "Outgoing packets"
         for unit, text in (
             ("bytes", f"Bytes {what}"), ("packets", f"Packets {what}"), ("errors", f"Packets {what} with errors"),
-            ("drops", f"Packets dropped that were to be {what}"),
+            ("drops", f"{packets} dropped"),
         ):
             yield DynologMetric(
                 name=f"{way}_{unit}", unit=unit, meaning=f"{text} by an interface, in the interval.",
@@ -250,7 +251,7 @@ def _host() -> Iterator[DynologMetric]:
         yield DynologMetric(name=name, unit=unit, note=_NO_PERF, served=ServedIn.NOT)
     yield DynologMetric(
         name="cpu_u_nodeN, cpu_s_nodeN, cpu_i_nodeN", unit="%", served=ServedIn.NOT,
-        note="in no output of Dynolog either: it takes every host to have one socket",
+        note="in none of Dynolog's outputs either: it assumes that every host has one socket",
     )
 
 
@@ -262,9 +263,9 @@ def _of_cpus(name: str, unit: str, mode: str, served: ServedIn) -> DynologMetric
     return DynologMetric(
         name=name,
         unit=unit,
-        meaning=f"Time of all CPUs in mode {mode}, in the interval.",
+        meaning=f"CPU time of all CPUs in mode {mode}, in the interval.",
         ours=_cpu(mode, guests) if guests else _cpu(mode),
-        note="time in guests included" if guests else "",
+        note="includes time in guests" if guests else "",
         served=served,
     )
 
@@ -294,12 +295,12 @@ def _gpus() -> Iterator[DynologMetric]:
         ("pcie_rx_bytes", "B/s", _rate("pcie_receive_bytes"), _PCIE),
         ("nvlink_tx_bytes", "B/s", _rate("nvlink_transmit_bytes"), _NVLINK),
         ("nvlink_rx_bytes", "B/s", _rate("nvlink_receive_bytes"), _NVLINK),
-        ("device", "index", "label `gpu`", "also AMD's and Intel's GPUs, after NVIDIA's"),
-        ("minor_id", "index", "label `device`", "of NVIDIA's GPUs only"),
+        ("device", "index", "label `gpu`", "also for AMD and Intel GPUs, numbered after NVIDIA's"),
+        ("minor_id", "index", "label `device`", "only for NVIDIA GPUs"),
         ("gpu_name", "text", "label `modelName`", ""),
         ("gpu_uuid", "text", "label `UUID`", ""),
-        ("job_id", "text", "label `hpc_job`", "by `metrics.gpu_jobs_dir`, else by the control groups of its processes"),
-        ("username", "text", "", "the owner of its processes by the kernel, if that is one user"),
+        ("job_id", "text", "label `hpc_job`", "from `metrics.gpu_jobs_dir`, else from its processes' control groups"),
+        ("username", "text", "", "owner of its processes according to the kernel, if that is one user"),
         ("pod_namespace", "text", "label `namespace`", ""),
         ("pod_name", "text", "label `pod`", ""),
         ("container_name", "text", "label `container`", ""),
@@ -309,10 +310,10 @@ def _gpus() -> Iterator[DynologMetric]:
         yield DynologMetric(name=name, unit=unit, ours=ours, note=note, served=ServedIn.JSON)
     yield DynologMetric(
         name="dcgm_error", unit="0 or 1", ours="`kineto_gpu_up`, `kineto_gpu_library_up`", served=ServedIn.NOT,
-        note="says whether DCGM had a value for every field; it is not asked",
+        note="whether DCGM had a value for every field; kinetod does not ask DCGM",
     )
     yield DynologMetric(
-        name="duty_cycle, memory_total, memory_used, tpu_error", note="of TPUs, which kinetod does not know",
+        name="duty_cycle, memory_total, memory_used, tpu_error", note="for TPUs, which kinetod does not support",
         served=ServedIn.NOT,
     )
 

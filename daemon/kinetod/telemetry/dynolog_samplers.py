@@ -147,9 +147,9 @@ class JsonLog:
         try:
             path.replace(path.with_name(f"{path.name}.1"))
         except OSError as exc:
-            emptied = f"{path} is full and cannot be renamed: {exc.strerror}; it is emptied"
+            emptied = f"{path} is full and cannot be renamed: {exc.strerror}; it is emptied instead"
             if not self._emptied:
-                log.warning("metrics.json_log: %s, now and whenever it has %d MiB", emptied, self._max_bytes >> 21)
+                log.warning("metrics.json_log: %s, now and whenever it reaches %d MiB", emptied, self._max_bytes >> 21)
             self._emptied = emptied
             return False
         self._emptied = ""

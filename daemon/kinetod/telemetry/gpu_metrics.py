@@ -20,29 +20,29 @@ LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "pod",
 
 _NOBODY = GpuContainer()
 _GAUGES: Sequence[tuple[str, str, str]] = (
-    ("kineto_gpu_up", "1: the GPU answers; 0: it has fallen off the bus or must be reset.", "works"),
-    ("kineto_gpu_memory_total_bytes", "Memory of the GPU.", "memory_total_bytes"),
+    ("kineto_gpu_up", "1: the GPU is responding; 0: it has fallen off the bus or must be reset.", "works"),
+    ("kineto_gpu_memory_total_bytes", "Total memory of the GPU.", "memory_total_bytes"),
     ("kineto_gpu_memory_used_bytes", "Memory of the GPU in use.", "memory_used_bytes"),
-    ("kineto_gpu_utilization_ratio", "Time in which a kernel ran, over the driver's last period.", "utilization"),
+    ("kineto_gpu_utilization_ratio", "Share of the driver's last period in which a kernel ran.", "utilization"),
     (
         "kineto_gpu_memory_utilization_ratio",
-        "Time in which memory was read or written, over the driver's last period.",
+        "Share of the driver's last period in which memory was read or written.",
         "memory_utilization",
     ),
     ("kineto_gpu_power_watts", "Power drawn.", "power_watts"),
-    ("kineto_gpu_power_limit_watts", "Power that may be drawn.", "power_limit_watts"),
+    ("kineto_gpu_power_limit_watts", "Power limit.", "power_limit_watts"),
     ("kineto_gpu_temperature_celsius", "Temperature of the GPU.", "temperature_celsius"),
-    ("kineto_gpu_memory_temperature_celsius", "Temperature of its memory.", "memory_temperature_celsius"),
-    ("kineto_gpu_sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock_hertz"),
-    ("kineto_gpu_memory_clock_hertz", "Clock of the memory.", "memory_clock_hertz"),
+    ("kineto_gpu_memory_temperature_celsius", "Temperature of the GPU's memory.", "memory_temperature_celsius"),
+    ("kineto_gpu_sm_clock_hertz", "Clock rate of the multiprocessors.", "sm_clock_hertz"),
+    ("kineto_gpu_memory_clock_hertz", "Clock rate of the memory.", "memory_clock_hertz"),
     (
         "kineto_gpu_pcie_transmit_bytes_per_second",
-        "Sent over PCIe, measured for 20 ms by the driver, which keeps no counter.",
+        "Sent over PCIe, measured by the driver over 20 ms, since it keeps no counter.",
         "pcie_transmit_bytes_per_second",
     ),
     (
         "kineto_gpu_pcie_receive_bytes_per_second",
-        "Received over PCIe, measured for 20 ms by the driver, which keeps no counter.",
+        "Received over PCIe, measured by the driver over 20 ms, since it keeps no counter.",
         "pcie_receive_bytes_per_second",
     ),
 )
@@ -53,14 +53,14 @@ _COUNTERS: Sequence[tuple[str, str, str]] = (
 )
 _OBSERVED = ("kineto_gpu_activity_observed_seconds", "Time over which the activity of the GPU's units was counted.")
 _ACTIVITY: Sequence[tuple[str, str, str]] = (
-    ("kineto_gpu_graphics_active_seconds", "Time in which a graphics or compute engine worked.", "graphics_active"),
-    ("kineto_gpu_sm_active_seconds", "Time in which multiprocessors had a warp, the mean of all.", "sm_active"),
-    ("kineto_gpu_sm_occupancy_seconds", "Time by the share of warps that were resident.", "sm_occupancy"),
-    ("kineto_gpu_tensor_active_seconds", "Time in which tensor cores worked, the mean of all.", "tensor_active"),
-    ("kineto_gpu_dram_active_seconds", "Time by the share of the memory's bandwidth in use.", "dram_active"),
-    ("kineto_gpu_fp64_active_seconds", "Time in which FP64 pipes worked, without tensor cores.", "fp64_active"),
-    ("kineto_gpu_fp32_active_seconds", "Time in which FP32 pipes worked, without tensor cores.", "fp32_active"),
-    ("kineto_gpu_fp16_active_seconds", "Time in which FP16 pipes worked, without tensor cores.", "fp16_active"),
+    ("kineto_gpu_graphics_active_seconds", "Time in which a graphics or compute engine was active.", "graphics_active"),
+    ("kineto_gpu_sm_active_seconds", "Time in which multiprocessors had a warp, mean of all.", "sm_active"),
+    ("kineto_gpu_sm_occupancy_seconds", "Time weighted by the share of warps that were resident.", "sm_occupancy"),
+    ("kineto_gpu_tensor_active_seconds", "Time in which tensor cores were active, mean of all.", "tensor_active"),
+    ("kineto_gpu_dram_active_seconds", "Time weighted by the share of memory bandwidth in use.", "dram_active"),
+    ("kineto_gpu_fp64_active_seconds", "Time in which FP64 pipes were active, tensor cores excluded.", "fp64_active"),
+    ("kineto_gpu_fp32_active_seconds", "Time in which FP32 pipes were active, tensor cores excluded.", "fp32_active"),
+    ("kineto_gpu_fp16_active_seconds", "Time in which FP16 pipes were active, tensor cores excluded.", "fp16_active"),
     ("kineto_gpu_pcie_transmit_bytes", "Sent over PCIe, headers included.", "pcie_transmit"),
     ("kineto_gpu_pcie_receive_bytes", "Received over PCIe, headers included.", "pcie_receive"),
 )
@@ -143,7 +143,9 @@ def _only_job(jobs: Sequence[str]) -> str:
 
 
 def _batch_jobs(labelled: Iterable[list[str]]) -> Metric:
-    family = GaugeMetricFamily("kineto_gpu_job_info", "1 for each batch job that was given the GPU.", labels=LABELS)
+    family = GaugeMetricFamily(
+        "kineto_gpu_job_info", "1 for each batch job to which the GPU is allocated.", labels=LABELS
+    )
     for labels in labelled:
         family.add_metric(labels, 1)
     return family
@@ -175,7 +177,7 @@ def _families(labelled: Sequence[tuple[GpuState, list[str]]]) -> Iterable[Metric
     )
     xid = CounterMetricFamily(
         "kineto_gpu_xid_errors",
-        "Errors reported by the driver since kinetod watches it.",
+        "Errors reported by the driver since kinetod began to watch it.",
         labels=(*LABELS, "xid"),
     )
     for gpu, labels in labelled:
@@ -205,10 +207,12 @@ def _activity(labelled: Sequence[tuple[GpuState, list[str]]]) -> Iterable[Metric
 
 def _libraries(snapshot: Snapshot) -> Iterable[Metric]:
     up = GaugeMetricFamily(
-        "kineto_gpu_library_up", "1: the vendor's library answers; 0: absent, failed or late.", labels=["library"]
+        "kineto_gpu_library_up",
+        "1: the vendor's library is responding; 0: it is absent, failed or late.",
+        labels=["library"],
     )
     seconds = GaugeMetricFamily(
-        "kineto_gpu_library_duration_seconds", "Duration of the last reading through it.", labels=["library"]
+        "kineto_gpu_library_duration_seconds", "Duration of the last reading through the library.", labels=["library"]
     )
     driver = GaugeMetricFamily("kineto_gpu_driver_info", "The driver's version.", labels=["library", "version"])
     for library in snapshot.libraries:
@@ -220,7 +224,7 @@ def _libraries(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _present(counts: Mapping[str, int]) -> Metric:
-    family = GaugeMetricFamily("kineto_gpus_present", "GPUs that the kernel's driver has.", labels=["vendor"])
+    family = GaugeMetricFamily("kineto_gpus_present", "GPUs that the kernel driver lists.", labels=["vendor"])
     for vendor, count in counts.items():
         family.add_metric([vendor], count)
     return family

@@ -78,7 +78,7 @@ class Health:
             problems.append("decode workers do not start")
         error = await self._store_error()
         if isinstance(error, TimeoutError):
-            problems.append(f"the disk of {self._store.state_dir} does not answer")
+            problems.append(f"the disk of {self._store.state_dir} is not responding")
         elif error is not None and is_full(error):
             notes.append(f"the disk of {self._store.state_dir} is full")
         elif error is not None:

@@ -218,8 +218,10 @@ def _up(parts: Mapping[str, tuple[bool, float]]) -> Metric:
 
 
 def _families(host: HostReading | None) -> Iterable[Metric]:
-    cpu = CounterMetricFamily("kineto_host_cpu_seconds", "Time of all CPUs, by mode.", labels=["mode"])
-    load = GaugeMetricFamily("kineto_host_load_average", "Processes that were running or runnable.", labels=["window"])
+    cpu = CounterMetricFamily("kineto_host_cpu_seconds", "CPU time of all CPUs, by mode.", labels=["mode"])
+    load = GaugeMetricFamily(
+        "kineto_host_load_average", "Average number of processes that were running or runnable.", labels=["window"]
+    )
     if host is not None:
         for mode, seconds in host.cpu_seconds.items():
             cpu.add_metric([mode], seconds)
@@ -229,11 +231,11 @@ def _families(host: HostReading | None) -> Iterable[Metric]:
     yield load
     for name, text, attribute in (
         ("kineto_host_cpus", "Logical CPUs.", "cpus"),
-        ("kineto_host_memory_total_bytes", "Memory of the host.", "memory_total_bytes"),
+        ("kineto_host_memory_total_bytes", "Total memory of the host.", "memory_total_bytes"),
         ("kineto_host_memory_available_bytes", "Memory available without swapping.", "memory_available_bytes"),
         ("kineto_host_swap_total_bytes", "Swap space.", "swap_total_bytes"),
         ("kineto_host_swap_used_bytes", "Swap space in use.", "swap_used_bytes"),
-        ("kineto_host_boot_time_seconds", "Unix time of the boot.", "boot_time_seconds"),
+        ("kineto_host_boot_time_seconds", "Unix time at which the host booted.", "boot_time_seconds"),
     ):
         yield GaugeMetricFamily(name, text, value=None if host is None else getattr(host, attribute))
     yield from _counters(_DISK, host.disks if host is not None else {})
@@ -250,7 +252,7 @@ def _counters(table: Sequence[tuple[str, str, str]], devices: Mapping[str, Any])
 
 def _space(space: Space | None) -> Iterable[Metric]:
     for name, text, attribute in (
-        ("kineto_store_size_bytes", "The disk of the store.", "total_bytes"),
+        ("kineto_store_size_bytes", "Size of the disk of the store.", "total_bytes"),
         ("kineto_store_free_bytes", "Space left on the disk of the store.", "free_bytes"),
     ):
         yield GaugeMetricFamily(name, text, value=None if space is None else getattr(space, attribute))

@@ -219,7 +219,7 @@ class MetricsServer:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         if is_loopback(self._address.host) and not _NO_NAME.fullmatch(environ.get("HTTP_HOST", "")):
             start_response("421 Misdirected Request", [*_TEXT])
-            return [b"ask for this host by its address or as localhost\n"]
+            return [b"request this host by its address or as localhost\n"]
         if method not in ("GET", "HEAD"):
             start_response("405 Method Not Allowed", [*_TEXT, ("Allow", "GET, HEAD")])
             return [b"GET /metrics or /health\n"]
@@ -283,8 +283,8 @@ class DaemonCollector(Collector):
 
 
 def _families(state: DaemonState | None, delay_s: float | None) -> Iterable[Metric]:
-    agents = GaugeMetricFamily("kineto_agents", "Agents that are connected.", labels=["state"])
-    running = GaugeMetricFamily("kineto_captures_running", "Captures that have not ended.")
+    agents = GaugeMetricFamily("kineto_agents", "Connected agents.", labels=["state"])
+    running = GaugeMetricFamily("kineto_captures_running", "Captures that have not ended yet.")
     delay = GaugeMetricFamily(
         "kineto_event_loop_delay_seconds", "Delay until the daemon's event loop handled this scrape."
     )

@@ -30,16 +30,16 @@ EXIT_CANNOT_START = 1
     type=click.Path(path_type=Path),
     default=policies.DEFAULT_FILE,
     show_default=True,
-    help="Who may ask, as whom is written, and below which folders.",
+    help="Policy file: which users may send requests, as which users files are written, and below which folders.",
 )
 @idle_exit_option()
 @log_level_option
 @click.version_option(__version__, prog_name="kinetod-writer")
 def command(path: Path | None, policy: Path, idle_exit: int, log_level: str) -> int:
-    """Write traces where clients of Dynolog asked for them, for a kinetod that cannot become their users.
+    """Write traces to the paths that Dynolog clients requested, for a kinetod that cannot switch to their users.
 
-    It takes requests of the users that its policy names, writes only below the folders and as the users that its policy
-    allows, with their rights alone, and logs each use.
+    It accepts requests only from the users that its policy names, writes only below the folders and as the users that
+    the policy allows, with only those users' rights, and logs every request.
     """
     logs.configure(log_level)
     os.umask(0o077)
@@ -47,9 +47,9 @@ def command(path: Path | None, policy: Path, idle_exit: int, log_level: str) -> 
         listener = listening_socket(path, "kinetod-writer.socket")
         try:
             if not policies.load(policy).roots:
-                log.warning("nothing is written until `roots` in %s names folders", policy)
+                log.warning("nothing will be written until `roots` in %s names folders", policy)
         except PolicyError as exc:
-            log.error("no caller is served until this is fixed: %s", exc)
+            log.error("no caller will be served until this is fixed: %s", exc)
         service = WriterService(lambda: policies.load(policy))
         greeting = f"kinetod-writer {__version__} serves"
         asyncio.run(serve(listener, service, greeting, idle_exit_s=0 if path is not None else idle_exit / 1e9))

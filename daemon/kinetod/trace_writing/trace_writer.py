@@ -53,7 +53,7 @@ def become(uid: int) -> None:
             change_user(uid)
         drop_capabilities()  # the kernel keeps them unless the user was root before
     except OSError as exc:
-        raise WriteRefused(f"this process cannot become uid {uid}: {exc.strerror}") from exc
+        raise WriteRefused(f"this process cannot switch to uid {uid}: {exc.strerror}") from exc
 
 
 def opened_root(root: str, unit: str) -> int:
@@ -65,7 +65,7 @@ def opened_root(root: str, unit: str) -> int:
     if os.fstatvfs(folder).f_flag & os.ST_RDONLY:
         os.close(folder)
         raise WriteRefused(
-            f"{root} is read-only for {unit}; if it is not for others, add the line ReadWritePaths={root} below "
+            f"{root} is read-only for {unit}; if others can write to it, add the line ReadWritePaths={root} below "
             f"[Service] (`systemctl edit {unit}`), then `systemctl restart {unit}`"
         )
     return folder
@@ -78,7 +78,7 @@ def _hidden(root: str, unit: str, error: OSError) -> str:
             if f"{root}/".startswith(f"{folder}/") and (
                 isinstance(error, FileNotFoundError) or not os.access(folder, os.X_OK, effective_ids=True)
             ):
-                return f"; if others see it, {unit} needs the line {line} below [Service] (`systemctl edit {unit}`)"
+                return f"; if others can see it, add the line {line} below [Service] (`systemctl edit {unit}`)"
     return ""
 
 
@@ -96,11 +96,11 @@ def entered(root: str, parts: list[str], unit: str) -> int:
                 os.close(outer)
         _check_safe(folder, path)
         if os.fstatvfs(folder).f_flag & os.ST_RDONLY:
-            raise WriteRefused(f"{path} is on a file system that is read-only")
+            raise WriteRefused(f"{path} is on a read-only file system")
         if not os.access(f"/proc/self/fd/{folder}", os.W_OK | os.X_OK, effective_ids=True):
-            raise WriteRefused(f"{path} is not writable for uid {os.geteuid()}")
+            raise WriteRefused(f"{path} is not writable by uid {os.geteuid()}")
     except NotADirectoryError as exc:
-        raise WriteRefused(f"{path} is not a folder, or a symbolic link; write its real path") from exc
+        raise WriteRefused(f"{path} is not a folder, or is a symbolic link; use its real path") from exc
     except OSError as exc:
         raise WriteRefused(f"{path}: {exc.strerror}") from exc
     return folder
@@ -110,7 +110,7 @@ def _check_safe(folder: int, path: str) -> None:
     status = os.fstat(folder)
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if os.geteuid() == ROOT and (status.st_uid != ROOT or (others_write and not status.st_mode & stat.S_ISVTX)):
-        raise WriteRefused(f"{path} can be changed by others than root, so nothing is written there with root's rights")
+        raise WriteRefused(f"{path} can be changed by users other than root, so nothing is written there as root")
 
 
 def written(source: int, folder: int, name: str, max_bytes: int) -> None:
@@ -138,11 +138,11 @@ def _size_of(source: int, name: str, max_bytes: int) -> int:
     """The size of a descriptor that may be copied. Raises WriteRefused, OSError."""
     status = os.fstat(source)
     if not stat.S_ISREG(status.st_mode):
-        raise WriteRefused("what should be written is not a regular file")
+        raise WriteRefused("the source is not a regular file")
     if status.st_size > max_bytes:
-        raise WriteRefused(f"the trace has {status.st_size} bytes, of which {max_bytes} are allowed")
+        raise WriteRefused(f"the trace has {status.st_size} bytes, but at most {max_bytes} are allowed")
     if not name.endswith(_OTHER_KINDS) and not is_trace(os.pread(source, _HEAD_BYTES, 0)):
-        raise WriteRefused("what should be written is not a trace")
+        raise WriteRefused("the source is not a trace")
     return status.st_size
 
 
@@ -153,7 +153,7 @@ def _copy(source: int, copy: BinaryIO, size: int) -> None:
         copy.write(chunk)
         done += len(chunk)
     if done != size:
-        raise WriteRefused("the stored trace became shorter while it was read")
+        raise WriteRefused("the stored trace shrank while it was being read")
 
 
 def _check_replaceable(folder: int, name: str) -> None:
@@ -163,13 +163,13 @@ def _check_replaceable(folder: int, name: str) -> None:
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise WriteRefused(f"it exists and is not a trace that may be replaced ({exc.strerror})") from exc
+        raise WriteRefused(f"it already exists and is not a trace that can be replaced ({exc.strerror})") from exc
     with os.fdopen(found, "rb") as file:
         status = os.fstat(found)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise WriteRefused("it exists and is not a regular file of this user")
+            raise WriteRefused("it already exists and is not a regular file of this user")
         if not name.endswith(_OTHER_KINDS) and not is_trace(file.read(_HEAD_BYTES)):
-            raise WriteRefused("it exists and is not a trace; remove it, or name another file")
+            raise WriteRefused("it already exists and is not a trace; remove it, or use another file name")
 
 
 def is_trace(head: bytes) -> bool:

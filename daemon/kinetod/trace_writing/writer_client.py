@@ -18,7 +18,7 @@ from kinetod.trace_writing.writer_messages import PlaceTraces
 
 START_GRACE_S = 20.0  # the first caller after an idle period waits for the service's start
 ENABLE = "`systemctl enable --now kinetod-writer.socket`"
-LOOK = "`systemctl status kinetod-writer.socket kinetod-writer.service`"
+LOOK = "check `systemctl status kinetod-writer.socket kinetod-writer.service`"
 
 
 class WriterUnreachable(Exception):
@@ -48,16 +48,16 @@ class WriterClient:
             async with asyncio.timeout(deadline_s + self._start_grace_s):
                 packet = await self._said(messages.encode(asked), [fd for fd, _name in files])
         except TimeoutError as exc:
-            raise WriterUnreachable(f"the writer service does not answer at {self._path}", LOOK) from exc
+            raise WriterUnreachable(f"the writer service is not responding at {self._path}", LOOK) from exc
         except OSError as exc:
             raise self._unreachable(exc) from exc
         try:
             problems = messages.answer(packet).problems
         except messages.BadWriterMessage as exc:
-            raise WriterUnreachable(f"the writer service does not answer as it should: {exc}", LOOK) from exc
+            raise WriterUnreachable(f"the writer service sent an invalid answer: {exc}", LOOK) from exc
         count = max(1, len(files))
         if len(problems) != count:  # it refused the request before decoding it
-            problems = (problems[0] or "the writer service did not answer for each file",) * count
+            problems = (problems[0] or "the writer service did not return a result for each file",) * count
         return [clean(each, messages.MAX_PROBLEM_CHARS) for each in problems]
 
     async def _said(self, packet: bytes, fds: list[int]) -> bytes:
@@ -68,15 +68,15 @@ class WriterClient:
         for fd in unexpected:
             os.close(fd)
         if not said:
-            raise WriterUnreachable("the writer service hung up", LOOK)
+            raise WriterUnreachable("the writer service closed the connection", LOOK)
         return said
 
     def _unreachable(self, error: OSError) -> WriterUnreachable:
         if isinstance(error, NotOurService):
-            why = f"{self._path} belongs to uid {error.uid}, neither root nor the daemon's own user"
+            why = f"{self._path} belongs to uid {error.uid}, which is neither root nor the daemon's own user"
             return WriterUnreachable(why, LOOK)
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-            return WriterUnreachable("the writer service, which could, is not enabled", f"enable it with {ENABLE}")
+            return WriterUnreachable("the writer service could, but is not enabled", f"enable it with {ENABLE}")
         if isinstance(error, PermissionError):
-            return WriterUnreachable(f"the writer service, which could, serves another daemon ({self._path})", LOOK)
+            return WriterUnreachable(f"the writer service could, but serves another daemon ({self._path})", LOOK)
         return WriterUnreachable(f"the writer service cannot be reached ({self._path}: {error.strerror})", LOOK)

@@ -74,7 +74,7 @@ async def run_writer(
     except (OSError, ValueError) as exc:
         return [f"the writing process failed: {exc}"] * count
     if end.status in (None, -signal.SIGALRM):
-        raise NoAnswer(f"the folder did not answer within {deadline_s:g} s")
+        raise NoAnswer(f"the folder did not respond within {deadline_s:g} s")
     with contextlib.suppress(ValueError, IndexError):
         said = json.loads(lines[0])
         if isinstance(said, list) and len(said) == count and all(isinstance(each, str) for each in said):
@@ -106,7 +106,7 @@ class TracesPlaced(
 
 
 def _other_version(theirs: int) -> BadWriterMessage:
-    return BadWriterMessage(f"it speaks version {theirs} of the writer's protocol, and this side version {VERSION}")
+    return BadWriterMessage(f"it uses version {theirs} of the writer's protocol, but this side uses version {VERSION}")
 
 
 _PACKETS = PacketFormat(

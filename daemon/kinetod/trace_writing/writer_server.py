@@ -82,16 +82,16 @@ class WriterPolicy:
         """Why this user is not served; empty if it is."""
         if uid == 0 or uid in self.named.callers:
             return ""
-        return f"uid {uid} may not ask the writer service; `callers` in {self.path} names those who may"
+        return f"uid {uid} is not allowed to use the writer service; `callers` in {self.path} lists the users who are"
 
     def refuses_user(self, uid: int) -> str:
         """Why nothing is written as this user; empty if it may be."""
         if uid == self.named.own_uid:
-            return f"uid {uid} is the writer service itself"
+            return f"uid {uid} is the user of the writer service itself"
         if uid and uid in self.named.callers:
-            return f"uid {uid} is the caller itself, and nothing is written as it for others"
+            return f"uid {uid} is one of the `callers` in {self.path}, and nothing is written as one of them"
         if uid in self.named.denied or uid not in self.named.users:
-            return f"nothing is written as uid {uid} (users and denied_users in {self.path})"
+            return f"writing as uid {uid} is not allowed; see users and denied_users in {self.path}"
         return ""
 
     def root_of(self, folder: PurePath) -> PurePath | None:
@@ -196,18 +196,18 @@ class WriterService:
         root = policy.root_of(folder)
         if root is None or "\0" in asked.folder:
             where = clean(asked.folder, 200)
-            raise _Refused(f"{where} is below no folder of `roots` in {policy.path}; an administrator names it there")
+            raise _Refused(f"{where} is not inside any folder of `roots` in {policy.path}; an administrator can add it")
         if len(fds) != len(asked.names):
-            raise _Refused(f"{len(asked.names)} files were announced, but {len(fds)} descriptors came")
+            raise _Refused(f"{len(asked.names)} files were announced, but {len(fds)} descriptors were received")
         for name in asked.names:
             _check_name(name)
         if asked.uid is None and asked.names:
-            raise _Refused("nothing is written without a user")
+            raise _Refused("files cannot be written without a user")
         if asked.uid is not None and (why := policy.refuses_user(asked.uid)):
             raise _Refused(why)
         user = _LOOKING if asked.uid is None else asked.uid
         if self._rate.late_s(str(user)):
-            raise _Refused(f"more than {REQUESTS_PER_SECOND} requests per second; wait a moment")
+            raise _Refused(f"more than {REQUESTS_PER_SECOND} requests per second; try again in a moment")
         question = WriteQuestion(
             uid=asked.uid,
             root=str(root),
@@ -223,7 +223,7 @@ class WriterService:
                 async with asyncio.timeout(TURN_S):
                     await turn.enter_async_context(turns.turn())
             except TimeoutError:
-                raise _Refused(f"too many traces are being written below {root}; wait a moment") from None
+                raise _Refused(f"too many traces are being written below {root}; try again in a moment") from None
             return await self._asked(question, (user, question.root))
 
     async def _asked(self, question: WriteQuestion, where: tuple[int, str]) -> list[str]:
@@ -242,7 +242,7 @@ class WriterService:
         """Raises _Refused while this user's last folder below this root is assumed to hang."""
         for hang in self._hung.get(where, ()):
             if hang.until > self._clock() or not hang.has_ended():
-                raise _Refused(f"{hang.why} a moment ago; traces go there again when it does")
+                raise _Refused(f"{hang.why} a moment ago; nothing is written there until it responds")
         self._forget_hangs(where)
 
     def _forget_hangs(self, where: tuple[int, str]) -> None:
@@ -251,13 +251,13 @@ class WriterService:
 
     def _note(self, caller: HelperCaller, asked: PlaceTraces, problems: Sequence[str], took_s: float) -> None:
         bad = [each for each in problems if each]
-        whom = "nobody" if asked.uid is None else f"uid {asked.uid}"
-        result = f"{len(problems) - len(bad)} of {len(asked.names)} written" if asked.names else "looked at"
+        whom = "no user" if asked.uid is None else f"uid {asked.uid}"
+        result = f"{len(problems) - len(bad)} of {len(asked.names)} written" if asked.names else "checked"
         if bad:
             result += f", refused: {clean(bad[0], 500)}"
         log.log(
             logging.WARNING if bad else logging.INFO,
-            "request of %s as %s for %s %s: %s in %.0f ms",
+            "request from %s as %s for %s %s: %s in %.0f ms",
             caller, whom, clean(asked.folder, 300), [clean(name, 100) for name in asked.names], result, took_s * 1000,
         )  # fmt: skip
 

@@ -92,7 +92,7 @@ class LocalFile:
                 for number in range(1, max(1, -(-self.size // self.part_bytes)) + 1):
                     yield self._part(number, _read(file, min(self.part_bytes, self.size - file.tell())))
                 if file.read(1):
-                    raise LocalDamage(self.name, "grew while it was read")
+                    raise LocalDamage(self.name, "grew while it was being read")
         except OSError as exc:
             raise LocalDamage(self.name, f"cannot be read ({exc.strerror})") from exc
 
@@ -126,7 +126,7 @@ def _read(file: BinaryIO, size: int) -> bytes:
         blocks.append(block)
         size -= len(block)
     if size:
-        raise OSError(0, "it is shorter than it was")
+        raise OSError(0, "it has become shorter")
     return b"".join(blocks)
 
 
@@ -396,7 +396,7 @@ class RemoteCapture:
         begin = number * BLOCK_BYTES
         data = self._read(name, begin, min(begin + BLOCK_BYTES, stored.size_bytes))
         if hashlib.sha256(data).hexdigest() != stored.blocks[number]:
-            raise RemoteDamage(f"{self.path(name)} is not what was uploaded, from byte {begin} on")
+            raise RemoteDamage(f"{self.path(name)} differs from what was uploaded, from byte {begin} on")
         return data
 
     def verify(self, name: str, stored: Stored, etag: str = "", alive: Callable[[int], None] = lambda _: None) -> None:
@@ -406,7 +406,7 @@ class RemoteCapture:
         try:
             info = self._fs.info(self.path(name))
         except FileNotFoundError as exc:
-            raise RemoteDamage(f"{self.path(name)} is not there") from exc
+            raise RemoteDamage(f"{self.path(name)} does not exist") from exc
         if info["size"] != stored.size_bytes:
             raise RemoteDamage(f"{self.path(name)} has {info['size']} bytes instead of {stored.size_bytes}")
         if etag and str(info.get("ETag", "")).strip('"') == etag:
@@ -429,7 +429,7 @@ class RemoteCapture:
         try:
             return object_stores.with_retries(lambda: self._fs.cat_file(path, start=begin, end=end), self._sleep)
         except FileNotFoundError as exc:
-            raise RemoteDamage(f"{path} is not there") from exc
+            raise RemoteDamage(f"{path} does not exist") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,7 +505,7 @@ def upload_capture(job: UploadJob, sink: Sink, remote: RemoteCapture, progress: 
         if name not in job.damaged and (
             name not in done or (done[name].size_bytes, done[name].sha256) != (size, sha256)
         ):
-            raise LocalDamage(name, "is missing" if name not in done else "is not what was written")
+            raise LocalDamage(name, "is missing" if name not in done else "differs from what was written")
     document = upload_manifest.Manifest(capture=job.capture, files=done, damaged=job.damaged).to_bytes()
     digest = hashlib.sha256(document).hexdigest()
     sink.put_bytes(document, remote.path(MANIFEST))

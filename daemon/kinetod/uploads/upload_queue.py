@@ -111,11 +111,11 @@ class Uploader:
             for capture_id, task in tasks.items():
                 task.cancel()
                 log.warning(
-                    "the upload of capture %s was ended, since the daemon is stopping; the next one resumes it",
+                    "the upload of capture %s was interrupted because the daemon is stopping; the next one resumes it",
                     capture_id,
                 )
             if waiting := len(self._items) - len(tasks):
-                log.info("%d captures wait for the next daemon to upload them", waiting)
+                log.info("captures left for the next daemon to upload: %d", waiting)
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _scan(self) -> None:
@@ -203,7 +203,7 @@ class Uploader:
         )
         await self._store.run(self._store.set_upload, capture_id, upload)
         metrics.uploaded(upload.bytes, time.monotonic() - began)
-        log.info("capture %s is uploaded to %s and verified (%s)", capture_id, url, format_size(upload.bytes))
+        log.info("capture %s was uploaded to %s and verified (%s)", capture_id, url, format_size(upload.bytes))
         await self._after(capture_id)
         return True
 
@@ -214,7 +214,7 @@ class Uploader:
 
     async def _mark(self, capture_id: str, exc: LocalDamage) -> None:
         """Excludes a damaged file from the next try, which follows at once."""
-        log.error("capture %s has a damaged file: %s; the others are uploaded", capture_id, exc)
+        log.error("capture %s has a damaged file: %s; its other files are uploaded", capture_id, exc)
         metrics.upload_failed("local-damage")
         self._damaged.setdefault(capture_id, {})[exc.path] = exc.problem
         capture = await self._store.run(self._store.get, capture_id)
@@ -233,7 +233,7 @@ class Uploader:
         pause_s = self._pause_s(item.failures)
         item.due = asyncio.get_running_loop().time() + pause_s
         log.warning(
-            "uploading capture %s failed, try %d: %s; again in %s",
+            "uploading capture %s failed, attempt %d: %s; retrying in %s",
             capture_id, item.failures, problem, format_duration(int(pause_s * 1e9)),
         )  # fmt: skip
         upload = pb.Upload(

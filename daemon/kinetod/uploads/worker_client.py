@@ -63,7 +63,7 @@ class _Process(child.WarmChild):
                 answer = json.loads(line)
                 size = int(answer.pop("bytes", 0))
                 if not 0 <= size <= _MAX_DATA_BYTES:
-                    raise ValueError(f"an answer of {size} bytes")
+                    raise ValueError(f"it announces {size} bytes of data")
                 data = await self.process.stdout.readexactly(size) if size else b""
                 if (queue := self.jobs.get(answer["id"])) is not None:
                     queue.put_nowait((answer, data))

@@ -250,7 +250,7 @@ class DynologDoor:
         holder = await server.holder()
         if not sees_all(caller, Action.SEE_PROCESS):
             holder = holder and "another process"
-        taken = f"{server.address} is taken by {holder}" if holder else f"cannot listen at {server.address}"
+        taken = f"{server.address} is in use by {holder}" if holder else f"cannot listen on {server.address}"
         advice = "stop the other process (systemctl stop dynolog), or set dynolog.rpc to another address"
         return Finding(CHECK_NAME, Status.PROBLEM, f"`dyno` is not served: {taken}", advice)
 

@@ -32,8 +32,8 @@ def json_log_findings(json_log: JsonLog | None) -> list[Finding]:
     """Findings of `kinetoctl doctor` about the metric lines: why some are lost."""
     if json_log is None or not json_log.problem:
         return []
-    advice = "name a file in metrics.json_log that lies in a folder of the daemon's user, and restart kinetod"
-    return [Finding("metrics", Status.PROBLEM, f"lines of metrics are lost: {json_log.problem}", advice)]
+    advice = "set metrics.json_log to a file in a folder of the daemon's user, and restart kinetod"
+    return [Finding("metrics", Status.PROBLEM, f"metric lines are being lost: {json_log.problem}", advice)]
 
 
 def start_metrics(

@@ -27,7 +27,7 @@ SETTINGS = f"""
 viewer_users = ["{VERA}"]
 admin_users = ["{OLGA}"]
 """
-SINCE = "; samples since the last look at who is on it are left out"
+SINCE = "; samples since its processes were last checked are left out"
 MORE_THAN_A_LOOK_BYTES = 9000 * 48  # a look every 5 s, a row of 48 bytes every ms
 
 
@@ -129,7 +129,7 @@ def test_of_a_shared_gpu_a_user_has_the_trace_alone_and_administrators_have_the_
         assert capture.targets[0].summary.activities["kernel"] > 0
         (warning,) = told(capture)
         assert warning.startswith("hardware counters of GPU 0: none were sampled: ")
-        assert "its counters cover all its processes" in warning
+        assert "its counters cover all processes on it" in warning
         assert shared.samples(capture) == 0
         for who in (shared.ada, shared.bob):
             assert shared.watched(who, 0).reason == "NOT_YOUR_GPU"

@@ -264,12 +264,12 @@ def test_kinetoctl_calls_with_certificates_from_its_variables(
     ("lines", "problem"),
     [
         ('tls_certificate = "{0}/server.pem"', "access.tls_key: is missing; TLS needs access.tls_certificate, "),
-        ('certificates = {{ada = "viewer"}}', "access.certificates.ada: is not a name of a certificate"),
+        ('certificates = {{ada = "viewer"}}', "access.certificates.ada: is not a valid certificate name"),
         ('certificates = {{"CN:ada" = "own"}}', "the roles own and jobs need a user of this host"),
         ("", "0.0.0.0:50051 is not a loopback address and needs certificates"),
         ("loopback_without_tls = true", "0.0.0.0:50051 is not a loopback address and needs certificates"),
         ('tls_certificate = "{0}/server.pem"\ntls_key = "{0}/clients.pem"\ntls_client_ca = "{0}/clients.pem"',
-         "clients.pem are not a certificate and its key"),
+         "clients.pem are not a certificate and its matching key"),
     ],
 )  # fmt: skip
 def test_settings_that_would_leave_a_door_open_stop_the_start(

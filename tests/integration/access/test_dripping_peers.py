@@ -104,5 +104,5 @@ def test_the_daemon_stops_in_time_and_says_what_it_left(peers: tuple[Daemon, Pee
     for thread in threads:
         thread.join()
     assert took_s < scaled(STOPS_S) and said == ["UNAVAILABLE"], daemon.log()
-    assert re.search(rf"hook \S+ of capture {created.id} was ended, since the daemon is stopping", daemon.log())
-    assert f"the upload of capture {created.id} was ended, since the daemon is stopping" in daemon.log()
+    assert re.search(rf"hook \S+ of capture {created.id} was cancelled because the daemon is stopping", daemon.log())
+    assert f"the upload of capture {created.id} was interrupted because the daemon is stopping" in daemon.log()

@@ -168,7 +168,7 @@ def test_a_program_near_its_limit_of_mappings_lives(daemon: Daemon, tmp_path: Pa
             assert (result.code == 0) == (left > 150), result.stderr
             if left < 150:
                 assert "ATTACH_LIMIT" in result.stderr
-                assert "mappings are left below the host's vm.max_map_count" in result.stderr
+                assert "mappings left within the host's vm.max_map_count" in result.stderr
 
 
 @pytest.mark.parametrize("left", [48, 160])

@@ -126,7 +126,7 @@ def test_doctor_of_the_host_asks_the_helper(front_end: Daemon, tmp_path: Path) -
     result = run_process(["doctor", "-o", "json"], front_end.client_environ(), tmp_path)
     checks = {check["name"]: check for check in result.json()["checks"]}
     assert (checks["attach_helper"]["status"], checks["attach_helper"]["detail"]) == ("CHECK_STATUS_OK", "answers")
-    assert "the attach helper enters processes for it" in checks["permissions"]["detail"]
+    assert "the attach helper attaches to processes for it" in checks["permissions"]["detail"]
 
 
 def test_profilers_in_other_users_processes_are_known_by_the_helper(service: Service, tmp_path: Path) -> None:

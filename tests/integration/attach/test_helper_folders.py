@@ -131,7 +131,7 @@ def test_no_other_user_can_write_into_the_folder_or_list_it(service: Service, ta
         ("os.symlink('/etc/shadow', path)", "is a symbolic link"),
         ("os.mkfifo(path)", "is not a regular file"),
         ("os.mkdir(path)", "is not a regular file"),
-        ("open(path + '2', 'w').close(); os.link(path + '2', path)", "has 2 names"),
+        ("open(path + '2', 'w').close(); os.link(path + '2', path)", "has 2 hard links"),
     ],
 )
 def test_what_is_not_the_file_of_the_processs_libkineto_is_refused_and_nothing_waits_for_it(
@@ -238,7 +238,7 @@ def test_a_folder_that_only_its_owner_may_write_to_is_named_with_the_remedy(
     owners_folder.chmod(0o755)
     with program_in(owners_folder) as pid:
         said = problem(service, pid)
-        assert f"may not be written to by the attach helper's user (uid {SERVICE_UID})" in said
+        assert f"is not writable for the attach helper's user (uid {SERVICE_UID})" in said
         assert "chmod 1777" in said and "--recorder agent" in said
 
 
@@ -253,7 +253,7 @@ def test_a_file_that_is_mounted_in_its_place_is_refused(service: Service, tmp_pa
         subprocess.run(["sh", "-c", f": > {path}; chown {OWNER_UID} {path}"], check=True)
         subprocess.run([*enter, "mount", "--bind", str(secret), path], check=True)
         try:
-            with pytest.raises(FileRefused, match="is mounted there"):
+            with pytest.raises(FileRefused, match="is a mount point"):
                 await copied(folder, tmp_path)
         finally:
             subprocess.run([*enter, "umount", path], check=True)
@@ -280,7 +280,7 @@ def test_a_folder_of_another_process_that_is_mounted_elsewhere_is_not_taken_for_
                 )
                 said, _ = await HelperService(service.socket).ask(asked, deadline_s=scaled(10))
                 assert isinstance(said, messages.RefusedReply)
-                assert "is not a folder of kinetod's" in said.reason
+                assert "is not a folder that kinetod created" in said.reason
         finally:
             place.rmdir()
         assert (Path(folder.path) / NAME).exists()
@@ -297,7 +297,7 @@ def test_a_user_namespace_without_a_number_for_the_helper_is_named_with_the_reme
         until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", "it sleeps")
         said = problem(service, process.pid)
         process.kill()
-    assert f"has no number for the attach helper's user (uid {SERVICE_UID})" in said
+    assert f"does not map the attach helper's user (uid {SERVICE_UID})" in said
     assert "--recorder agent" in said
 
 
@@ -383,7 +383,7 @@ def test_another_name_of_a_file_is_not_served(service: Service, target: int) -> 
         )
         said, _ = await HelperService(service.socket).ask(asked, deadline_s=scaled(10))
         assert isinstance(said, messages.RefusedReply)
-        assert "was made for another file" in said.reason
+        assert "was created for a file other than" in said.reason
 
     in_folder(service, target, use)
 

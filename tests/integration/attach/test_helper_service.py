@@ -150,8 +150,8 @@ def test_another_user_gets_nothing(service: Service, target: int) -> None:
     done = as_caller(OWNER_UID, ASK, str(service.socket), str(target))
     said = json.loads(done.stdout)
     assert said["rank"] is None and said["code"] == AttachCode.NOT_PERMITTED, said
-    assert f"uid {OWNER_UID} may not ask" in said["reason"]
-    service.logged(f"uid {OWNER_UID} may not ask the attach helper")
+    assert f"uid {OWNER_UID} is not allowed to use" in said["reason"]
+    service.logged(f"uid {OWNER_UID} is not allowed to use the attach helper")
 
 
 def test_the_channel_leads_to_an_agent_in_the_target(service: Service, target: int) -> None:
@@ -173,7 +173,7 @@ def test_roots_processes_outside_of_containers_are_left_alone(service: Service) 
     with subjects.python() as pid:
         error = refused(service, pid)
     assert error.code is AttachCode.NOT_PERMITTED
-    assert "processes of root outside of containers are left alone" in error.reason
+    assert "processes of root outside containers are left alone" in error.reason
     service.logged("refused ATTACH_NOT_PERMITTED")
 
 

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.slow
 NEEDS_MORE = "an attach with a small trace needs "
 AT_ONCE_S = DEADLINE_S / 2  # who waited for anything in the target would wait until the deadline
 REFUSED = {
-    "few_addresses": "32 MiB are left below its limit RLIMIT_AS",
-    "few_threads": "below pids.max (2) of the control group /kineto-target-PID; "
+    "few_addresses": "32 MiB left within its RLIMIT_AS limit",
+    "few_threads": "within pids.max (2) of the control group /kineto-target-PID; "
     + NEEDS_MORE
     + "8 threads; raise that limit",
-    "few_descriptors": "6 descriptors are left below its limit RLIMIT_NOFILE of 12; " + NEEDS_MORE + "16 descriptors",
+    "few_descriptors": "6 descriptors left within its RLIMIT_NOFILE limit of 12; " + NEEDS_MORE + "16 descriptors",
 }
 
 

@@ -161,7 +161,7 @@ def test_with_debug_the_log_has_each_step_of_an_attach(tmp_path: Path) -> None:
         until(lambda: "the agent has been sent" in daemon.log(), "the last step")
         steps = re.findall(rf"attach helper \d+: process {process.pid}: (.*)", daemon.log())
     assert steps[0].startswith("inspected: Python 3."), steps
-    assert steps[-2:] == ["our code runs", "the agent has been sent"], steps
+    assert steps[-2:] == ["the injected code is running", "the agent has been sent"], steps
     stopped = re.compile(r"\w+: thread \d+ was stopped for \d+\.\d\d ms, try \d+")
     assert any(stopped.fullmatch(step) for step in steps[1:-2]), steps
 
@@ -181,7 +181,7 @@ def test_a_process_whose_main_thread_has_ended_is_not_called_ended(daemon: Daemo
     with subjects.without_main_thread() as pid:
         result = kinetoctl(daemon, "trace", "--pid", str(pid), "--duration", "300ms")
         assert result.code != 0
-        assert f"process {pid} cannot be attached to: its main thread has ended while others run" in result.stderr
+        assert f"process {pid} cannot be attached to: its main thread ended before its other threads" in result.stderr
         assert "ATTACH_UNSUITABLE" in result.stderr
 
 

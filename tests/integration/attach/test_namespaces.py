@@ -189,7 +189,7 @@ def test_a_target_without_room_for_a_thread_is_told(attacher: HelperAttacher) ->
     program = "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n" + ASLEEP
     with Contained(need(Kind(user=61234)), [str(SYSTEM_PYTHON), "-c", SAY + program]) as target:
         attempt = attacher.attach(target.pid)
-        assert (attempt.outcome, "0 threads are left below" in attempt.reason) == ("refused", True), attempt.reason
+        assert (attempt.outcome, "0 threads left within" in attempt.reason) == ("refused", True), attempt.reason
         assert target.end() == RIGHT
 
 

@@ -116,7 +116,7 @@ def test_a_user_without_rights_gets_the_socket_and_nobody_else_does(service: Ser
         assert done.stdout.strip() == str([wanted.namespace]), done.stderr
         refused = as_caller(OWNER_UID, ASK, str(service.socket), *served)
         assert refused.stdout.strip() == "None"
-        assert "may not ask the attach helper" in refused.stderr
+        assert "is not allowed to use the attach helper" in refused.stderr
 
 
 def test_a_namespace_is_not_entered_for_a_process_that_the_policy_forbids(service: Service) -> None:

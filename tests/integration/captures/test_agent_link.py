@@ -41,7 +41,7 @@ HELLO = wire.encode(hello_message())
         (HELLO[:-1], "payload bytes"),
         (HELLO[:8] + (0).to_bytes(4, "little") + HELLO[12:], "payload bytes"),
         (HELLO[:6] + b"\xff\xff" + HELLO[8:], "unknown message type"),
-        (HELLO.replace(b'"rank":null', b'"rank":"no"'), "Hello.rank has a wrong type"),
+        (HELLO.replace(b'"rank":null', b'"rank":"no"'), "Hello.rank has the wrong type"),
         (HELLO.replace(b"null", b"nul]", 1), "not JSON"),
         (wire.encode(wire.Welcome("0.1.0")), "not expected"),
         (wire.encode(wire.State("capture", "COLLECT", 1)), "not expected"),

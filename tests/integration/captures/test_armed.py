@@ -206,7 +206,7 @@ def test_a_daemon_that_ends_while_a_capture_is_armed_leaves_a_true_verdict() -> 
             daemon.start()
             target = only_target(watch_to_end(daemon.stub(), armed.id))
             assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, code)
-            assert target.reason.endswith("while the capture waited to be started")
+            assert target.reason.endswith("while the capture was waiting to be started")
             assert refusal(daemon.stub(), armed.id)[1] == "CAPTURE_NOT_ARMED"
 
 

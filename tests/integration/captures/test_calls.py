@@ -214,7 +214,7 @@ def test_bytes_that_are_no_message_are_refused_as_a_wrong_field_without_a_traceb
     call: Any = daemon.channel().unary_stream(f"/kineto.v1.Profiler/{name}")
     code, reason, message = error_of(lambda: call(b"\xff\xff\xff", timeout=10))
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
-    assert message.startswith("request: it is not a message of this method")
+    assert message.startswith("request: it is not a valid message for this method")
     assert "Traceback" not in daemon.log()
     audited = [line for line in daemon.log().splitlines() if "kinetod.audit" in line][-1]
     assert f'"call":"{name}","decision":"refused"' in audited and '"reason":"INVALID_FIELD"' in audited

@@ -89,7 +89,7 @@ def test_an_activity_type_that_nobody_knows_is_refused_without_a_capture(
     before = stub.ListCaptures(pb.ListCapturesRequest(), timeout=scaled(10))
     code, reason, message = error_of(lambda: create(stub, activity_types=["python_function", "kernal"]))
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
-    assert "spec.activity_types[1]: no source knows the activity type 'kernal' (did you mean kernel?)" in message
+    assert "spec.activity_types[1]: unknown activity type 'kernal' (did you mean kernel?)" in message
     assert message.endswith("the selected processes offer python_function")
     assert stub.ListCaptures(pb.ListCapturesRequest(), timeout=scaled(10)) == before
 
@@ -253,7 +253,7 @@ def test_an_agent_that_never_answers_has_failed(impatient: Daemon, stuck: Script
     stuck.await_start()
     target = only_target(watch_to_end(impatient.stub(), created.id))
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "AGENT_SILENT")
-    assert f"did not answer within {format_duration(ANSWER_NS)}" in target.reason
+    assert f"did not respond within {format_duration(ANSWER_NS)}" in target.reason
     assert not target.collected_ns
     assert stuck.expect(wire.Cancel).capture_id == created.id
 

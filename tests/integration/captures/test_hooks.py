@@ -111,7 +111,8 @@ def test_the_webhook_gets_it_signed_also_after_a_failure(
         expected = http_headers.signed_headers(SECRET, ended.id, int(sent.headers["webhook-timestamp"]), sent.body)
         assert sent.headers["webhook-signature"] == expected["webhook-signature"]
     assert (
-        f"hook {receiver.url} of capture {ended.id}, try 1: answered 503 Service Unavailable: not now" in daemon.log()
+        f"hook {receiver.url} of capture {ended.id}, attempt 1: answered 503 Service Unavailable: not now"
+        in daemon.log()
     )
     assert SECRET.decode() not in daemon.log()
 
@@ -122,7 +123,7 @@ def test_a_hook_that_fails_changes_no_verdict_and_is_in_the_log(
     ended = capture(daemon, agent, fail="yes")
     assert ended.status == pb.CAPTURE_STATUS_DONE
     told_of(told, ended.id)
-    line = f"hook {told}/hook of capture {ended.id}, try 1: ended with status 1: told"
+    line = f"hook {told}/hook of capture {ended.id}, attempt 1: exited with status 1: told"
     until(lambda: line in daemon.log(), "its end is logged", state=daemon.log)
 
 

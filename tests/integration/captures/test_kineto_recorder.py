@@ -156,7 +156,7 @@ def test_an_empty_trace_is_of_a_program_that_does_not_train_yet(stub: ProfilerSt
         ('{"traceEvents": []}', "has no trace id"),
         ('{"schemaVersion": 1, "traceEvents": [' + json.dumps(event("aten::mm", 1.0, 2.0)), "is not whole"),
         ("", "is empty"),
-        ("no trace", "does not begin as libkineto's files do"),
+        ("no trace", "does not begin like a libkineto trace"),
     ],
     ids=["of another request", "of nobody", "truncated", "empty", "something else"],
 )
@@ -243,7 +243,7 @@ def test_one_process_records_one_capture(stub: ProfilerStub, kineto: OnDemandKin
 def test_a_process_whose_profiler_records_for_somebody_else_is_busy(stub: ProfilerStub, kineto: OnDemandKineto) -> None:
     kineto.is_busy()
     _, reason, text = error_of(lambda: create(stub))
-    assert (reason, "is armed or records already" in text) == ("BUSY", True)
+    assert (reason, "is already armed or recording" in text) == ("BUSY", True)
 
 
 def test_an_armed_capture_is_offered_once_it_is_started(stub: ProfilerStub, kineto: OnDemandKineto) -> None:
@@ -257,7 +257,7 @@ def test_an_armed_capture_is_offered_once_it_is_started(stub: ProfilerStub, kine
 
 def test_what_libkineto_cannot_record_is_refused(stub: ProfilerStub, kineto: OnDemandKineto) -> None:
     _, reason, text = error_of(lambda: create(stub, activity_types=["memory_snapshot"]))
-    assert (reason, "libkineto records no memory_snapshot" in text) == ("LIBKINETO_UNAVAILABLE", True)
+    assert (reason, "libkineto cannot record memory_snapshot" in text) == ("LIBKINETO_UNAVAILABLE", True)
 
 
 def test_without_an_agent_the_processs_own_libkineto_records_and_says_so(
@@ -305,7 +305,7 @@ def test_a_process_that_no_agent_can_enter_is_recorded_by_its_own_libkineto_and_
             target = ended(stub, capture)
             assert (verdict(target), target.recorder) == (("VERDICT_DONE", ""), pb.RECORDER_KINETO)
             assert list(target.warnings) == [
-                f"the process's own libkineto records, since no agent can be attached: {text}"
+                f"recorded by the process's own libkineto, since no agent can be attached: {text}"
             ]
         finally:
             child.kill()
@@ -391,4 +391,4 @@ def test_a_request_that_no_poll_has_fetched_ends_with_the_daemon() -> None:
         )
         target = ended(started.stub(), capture)
         assert verdict(target) == ("VERDICT_FAILED", "DAEMON_RESTARTED")
-        assert "had not asked for the request yet" in target.reason
+        assert "had not fetched the request yet" in target.reason

@@ -132,7 +132,7 @@ def test_a_capture_s_profiles_come_with_the_process_s_own_resource_and_span(
     push = receiver.pushes[-1]
     assert push.headers["authorization"] == "Bearer t0ken-of-ours"
     assert "t0ken-of-ours" not in daemon.log()
-    assert f"hook {receiver.address} of capture {ended.id}, try 1: target {target.pid}-" in daemon.log()
+    assert f"hook {receiver.address} of capture {ended.id}, attempt 1: target {target.pid}-" in daemon.log()
     until(lambda: calls(daemon, "ok") == before["ok"] + 1, "the push is counted", state=daemon.log, pause_s=0.2)
     assert calls(daemon, "failed") == before["failed"] + 1
     [resource] = push.profiles.resource_profiles

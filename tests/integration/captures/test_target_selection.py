@@ -202,4 +202,4 @@ def test_where_processes_hold_gpus_only_these_are_meant(job: Job, tmp_path: Path
 def test_where_nothing_meets_the_conditions_they_are_named(daemon: Daemon, job: Job) -> None:
     result = kinetoctl(daemon, "trace", "--pid", str(job.launcher), "--children", "--gpu", "0", "--rank", "7")
     assert result.code == 3
-    assert f"matches pid {job.launcher} and their descendants, rank 7, GPU 0; " in result.stderr
+    assert f"matches pid {job.launcher} and all descendants, rank 7, GPU 0; " in result.stderr

@@ -219,7 +219,7 @@ def test_a_process_without_a_gpu_and_one_on_a_mig_instance_are_told(sampling: Sa
     none, mig = sampling.train(), sampling.train(1, FAKE_CUDA_MIG="1")
     capture = traced(sampling, tmp_path, "--counters", pids=(none.pid, mig.pid))
     warnings = {target["pid"]: target["warnings"] for target in capture["targets"]}
-    what = f"by the driver's word, process {none.pid} has no context on a GPU"
+    what = f"according to the driver, process {none.pid} has no context on any GPU"
     assert without_losses(warnings[none.pid]) == [f"hardware counters: none were sampled; {what}"]
     assert without_losses(warnings[mig.pid]) == [
         f"hardware counters of GPU 1 ({UUID.format(1)}) are left out: the process uses a MIG instance, which has no "

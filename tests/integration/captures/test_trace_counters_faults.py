@@ -25,7 +25,7 @@ from support.peers.on_demand_kineto import (
 from support.service.daemon import watch_to_end
 from support.waiting import scaled, until
 
-ENDED = "the daemon ended before the sampling did (killed, crashed or stopped); samples since then are missing"
+ENDED = "the daemon ended before the sampling did (killed, crashed or stopped); later samples are missing"
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_a_trace_beside_a_kinetod_counters_that_hangs_says_so_and_the_next_one_i
     (target,), (sampled,) = ended.targets, ended.counters
     assert (target.verdict, target.summary.activities["kernel"] > 0) == (pb.VERDICT_DONE, True)
     assert (sampled.reason_code, sampled.samples) == ("COUNTERS_FAILED", 0)
-    assert sampled.reason == "kinetod-counters did not answer before the recording ended"
-    assert "the sampling had not begun when the recording ended" in without_losses(target.warnings)[0]
+    assert sampled.reason == "kinetod-counters did not respond before the recording ended"
+    assert "sampling had not begun when the recording ended" in without_losses(target.warnings)[0]
     again = watch_to_end(host.daemon.stub(), host.create(program.pid, duration_ns=200_000_000).id)
     assert again.counters[0].reason_code == "" and samples(host, again, program.pid)
 

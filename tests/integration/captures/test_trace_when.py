@@ -39,10 +39,10 @@ def test_a_trace_begins_when_the_gpu_of_the_process_falls_idle(tmp_path: Path) -
             text=True,
         ) as tracing:
             assert tracing.stderr is not None
-            assert tracing.stderr.readline() == "waiting for sm_active < 30 % for 1 s on a GPU of the processes\n"
+            assert tracing.stderr.readline() == "waiting until a GPU of the processes has sm_active < 30 % for 1 s\n"
             assert not daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=scaled(10)).captures
             works(10)
-            assert tracing.stderr.readline() == "GPU 0: sm_active is 10 %; tracing\n"
+            assert tracing.stderr.readline() == "GPU 0: sm_active is 10 %; tracing now\n"
             output, told = tracing.communicate(timeout=scaled(60))
         assert tracing.returncode == 0, told
         assert "DONE" in output

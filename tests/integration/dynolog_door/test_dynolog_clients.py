@@ -100,7 +100,7 @@ def test_as_many_processes_are_traced_as_the_limit_says(daemon: Daemon, door: st
         pids = sorted(each.pid for each in agents)
         told = client.asked(door, trace_request(pids=pids, process_limit=2))
         assert told["processesMatched"] == pids[:2]
-        assert told["kinetod"]["notes"] == ["1 more processes match; process_limit (--process-limit) leaves them out"]
+        assert told["kinetod"]["notes"] == ["matching, but left out by process_limit (--process-limit): 1 more"]
         rest = client.asked(door, trace_request(pids=pids, process_limit=2))
         assert (rest["processesMatched"], rest["activityProfilersBusy"]) == (pids[2:], 2)
     finally:
@@ -131,9 +131,10 @@ def test_a_file_elsewhere_is_refused_at_once_and_the_trace_is_in_the_store(
     daemon: Daemon, door: str, agent: ScriptedAgent
 ) -> None:
     told = client.asked(door, trace_request("/elsewhere/t.json", pids=[ME]))
-    assert told["kinetod"]["log_file"] == "not written: /elsewhere is below no folder of dynolog.log_roots"
+    assert told["kinetod"]["log_file"] == "not written: /elsewhere is not inside any folder of dynolog.log_roots"
     agent.capture()
-    assert f"{told['kinetod']['capture']}: its traces are in the store only: /elsewhere is below" in daemon.log()
+    why = "its traces are kept only in the store: /elsewhere is not inside"
+    assert f"{told['kinetod']['capture']}: {why}" in daemon.log()
 
 
 @only_root
@@ -182,7 +183,7 @@ def test_a_users_own_daemon_serves_that_user_and_root_alone() -> None:
         try:
             remote.do("hello")
             told = client.asked(door, trace_request("/tmp/t.json", pids=[remote.pid]))
-            assert told["kinetod"]["log_file"] == "not written: /tmp is below no folder of dynolog.log_roots"
+            assert told["kinetod"]["log_file"] == "not written: /tmp is not inside any folder of dynolog.log_roots"
         finally:
             remote.kill()
 
@@ -231,7 +232,7 @@ def test_a_door_whose_port_is_taken_says_so_and_opens_when_it_is_free() -> None:
 
             closed = check()
             assert closed.status == pb.CHECK_STATUS_PROBLEM
-            assert f"`dyno` is not served: 127.0.0.1:{port} is taken by process {ME}" in closed.detail
+            assert f"`dyno` is not served: 127.0.0.1:{port} is in use by process {ME}" in closed.detail
             taken.close()
             assert door_of(started) == f"127.0.0.1:{port}"
             assert client.asked(f"127.0.0.1:{port}", recorded.STATUS) == {"status": 1}

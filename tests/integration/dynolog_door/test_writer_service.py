@@ -182,10 +182,10 @@ def test_what_cannot_be_written_is_said_before_the_capture_starts(
 ) -> None:
     (place / "link").symlink_to("/tmp")
     for path, why in (
-        ("/srv/t.json", f"/srv is below no folder of `roots` in {service.policy}; an administrator names it there"),
-        ("/elsewhere/t.json", "/elsewhere is below no folder of dynolog.log_roots"),
-        (f"{place}/t.json", f"{place} is not writable for uid {ADA}"),
-        (f"{place}/link/t.json", f"{place}/link is not a folder, or a symbolic link; write its real path"),
+        ("/srv/t.json", f"/srv is not inside any folder of `roots` in {service.policy}; an administrator can add it"),
+        ("/elsewhere/t.json", "/elsewhere is not inside any folder of dynolog.log_roots"),
+        (f"{place}/t.json", f"{place} is not writable by uid {ADA}"),
+        (f"{place}/link/t.json", f"{place}/link is not a folder, or is a symbolic link; use its real path"),
     ):
         told = client.asked_as(ADA, door_of(front_end), trace_request(path, pids=[training.pid]))
         assert told["kinetod"]["log_file"] == f"not written: {why}"
@@ -202,7 +202,7 @@ def test_a_file_that_is_no_trace_stays_and_the_trace_is_in_the_store(
     client.asked_as(ADA, door_of(front_end), trace_request(adas / "t.json", pids=[training.pid]))
     training.do(*CAPTURE)
     line = noted_file(front_end, path)
-    assert line["decision"] == "refused" and "it exists and is not a trace" in line["problem"]
+    assert line["decision"] == "refused" and "it already exists and is not a trace" in line["problem"]
     assert path.read_bytes() == b"notes"
 
 
@@ -216,7 +216,7 @@ def test_without_the_service_it_is_said_which_command_enables_it(logs: Path, tmp
             remote.kill()
         assert told["kinetod"]["log_file"] == (
             f"not written: this daemon runs as uid {CALLER_UID} and cannot write files as uid {ADA}; the writer "
-            "service, which could, is not enabled: enable it with `systemctl enable --now kinetod-writer.socket`"
+            "service could, but is not enabled: enable it with `systemctl enable --now kinetod-writer.socket`"
         )
         (first, _second) = checks(alone)
         assert (
@@ -233,7 +233,7 @@ def test_doctor_names_each_root_that_the_service_does_not_write_to(
     front_end: Daemon, service: Service, logs: Path
 ) -> None:
     (only,) = checks(front_end)
-    assert only.status == pb.CHECK_STATUS_PROBLEM and only.detail.startswith("no trace is written below /srv: ")
+    assert only.status == pb.CHECK_STATUS_PROBLEM and only.detail.startswith("traces cannot be written below /srv: ")
     with running(logs, Path("/srv")) as other, unprivileged_door(logs, other.socket) as whole:
         (only,) = checks(whole)
         assert (only.status, only.detail) == (
@@ -244,10 +244,10 @@ def test_doctor_names_each_root_that_the_service_does_not_write_to(
 @pytest.mark.parametrize(
     ("uid", "why"),
     [
-        (0, "nothing is written as uid 0"),
-        (998, "nothing is written as uid 998"),
-        (SERVICE_UID, f"uid {SERVICE_UID} is the writer service itself"),
-        (CALLER_UID, f"uid {CALLER_UID} is the caller"),
+        (0, "writing as uid 0 is not allowed"),
+        (998, "writing as uid 998 is not allowed"),
+        (SERVICE_UID, f"uid {SERVICE_UID} is the user of the writer service itself"),
+        (CALLER_UID, f"uid {CALLER_UID} is one of the `callers`"),
     ],
     ids=["root", "998", "service", "caller"],
 )
@@ -270,13 +270,13 @@ def test_root_is_served_only_in_folders_of_roots_if_the_policy_names_it(place: P
         assert (place / "t.json").stat().st_uid == 0
         os.chown(place, ADA, ADA)
         (problem,) = placed(own, 0, place, {"t2.json": stored})
-        assert "nothing is written there with root's rights" in problem
+        assert "nothing is written there as root" in problem
 
 
 def test_another_peer_gets_nothing(service: Service, adas: Path) -> None:
     done = as_caller(ADA, ASK, str(service.socket), str(adas))
-    assert f"uid {ADA} may not ask the writer service" in done.stdout, done.stderr
-    service.logged(f"of uid {ADA} was refused: uid {ADA} may not ask")
+    assert f"uid {ADA} is not allowed to use the writer service" in done.stdout, done.stderr
+    service.logged(f"of uid {ADA} was refused: uid {ADA} is not allowed to use")
 
 
 def test_only_whole_regular_files_that_are_traces_are_written(service: Service, adas: Path, tmp_path: Path) -> None:
@@ -297,10 +297,10 @@ def test_only_whole_regular_files_that_are_traces_are_written(service: Service, 
         for fd in given.values():
             os.close(fd)
     assert problems == [
-        "pipe.json: what should be written is not a regular file",
-        "folder.json: what should be written is not a regular file",
-        "text.json: what should be written is not a trace",
-        "big.json: the trace has 5368709120 bytes, of which 4294967296 are allowed",
+        "pipe.json: the source is not a regular file",
+        "folder.json: the source is not a regular file",
+        "text.json: the source is not a trace",
+        "big.json: the trace has 5368709120 bytes, but at most 4294967296 are allowed",
         "path.json: Bad file descriptor",
     ]
     assert list(adas.iterdir()) == []
@@ -343,7 +343,7 @@ def test_a_change_of_the_policy_counts_at_once(place: Path, stored: int) -> None
     os.chown(place, ADA, ADA)
     with running(place) as own:
         own.policy.write_text(policy_text(place, more=f"denied_users = [{ADA}]"))
-        assert "nothing is written as uid" in placed(own, ADA, place, {"t.json": stored})[0]
+        assert "writing as uid" in placed(own, ADA, place, {"t.json": stored})[0]
         own.policy.write_text("nonsense = 1\n")
         assert "serves no caller" in placed(own, ADA, place, {"t.json": stored})[0]
         own.policy.write_text(policy_text(place))
@@ -414,9 +414,9 @@ def test_a_folder_that_hangs_is_given_up_and_others_are_served(logs: Path, store
             return await hung, served
 
         hung, served = asyncio.run(together())
-        assert (hung, served) == (["the folder did not answer within 5 s"], [""])
+        assert (hung, served) == (["the folder did not respond within 5 s"], [""])
         assert placed(own, ADA, hanging) == [
-            "the folder did not answer within 5 s a moment ago; traces go there again when it does"
+            "the folder did not respond within 5 s a moment ago; nothing is written there until it responds"
         ]
 
 
@@ -427,7 +427,7 @@ def test_a_service_that_was_killed_is_told_and_serves_when_it_runs_again(place: 
         assert own.process is not None
         own.process.kill()
         own.process.wait()
-        with pytest.raises(WriterUnreachable, match="does not answer"):
+        with pytest.raises(WriterUnreachable, match="is not responding"):
             asyncio.run(WriterClient(own.socket, start_grace_s=0.2).place(ADA, place, deadline_s=0.2))
         own.start()
         assert placed(own, ADA, place, {"t.json": stored}) == [""]

@@ -136,6 +136,6 @@ def test_a_start_that_is_cancelled_leaves_nothing_armed(fleet: Fleet, monkeypatc
 
 def test_before_it_is_entered_there_is_nothing_to_wait_for() -> None:
     capture = api.async_capture(EVERYBODY, api.CaptureOptions())
-    assert repr(capture) == "<AsyncCapture that has not been entered>"
+    assert repr(capture) == "<AsyncCapture: not entered>"
     with pytest.raises(errors.UsageProblem, match="async with"):
         capture.result()

@@ -145,7 +145,7 @@ def test_a_program_captures_waits_fetches_and_reports(fleet: Fleet, tmp_path: Pa
 def test_a_start_that_is_too_near_is_refused_and_nothing_stays_armed(fleet: Fleet, tmp_path: Path) -> None:
     result = trace(fleet, tmp_path, "--start-at", "+500ms")
     assert result.code == 2
-    assert "too near: all hosts together need" in result.stderr
+    assert "too soon: with their processes ready, all hosts together need" in result.stderr
     listed = run_process(["captures", "list", "--limit", "1", "--hosts", str(fleet.hosts_file())], environment())
     assert listed.stdout.count("CANCELLED") == HOSTS
 
@@ -185,7 +185,7 @@ def test_if_all_are_required_nothing_begins(broken: Fleet, tmp_path: Path) -> No
     command = ["trace", "--hosts", of(broken, 0, 1, 2), *RANKS, "--require", "all", "-o", "json"]
     result = run_process([*command, "--output-dir", str(tmp_path)], environment())
     assert result.code == 5
-    assert result.json()["not_begun"].startswith("only 2 of 3 hosts are ready with all their processes")
+    assert result.json()["not_begun"].startswith("only 2 of 3 hosts have all their processes ready")
     assert set(verdicts(result.json()).values()) == {"VERDICT_CANCELLED"}
 
 

@@ -58,7 +58,7 @@ def test_an_array_is_traced_as_a_whole_and_by_its_tasks(cluster: Cluster) -> Non
     cluster.ready(ids, 2)
     both = cluster.trace(str(job), "--no-fetch", "--no-merge")
     assert [verdict for _, _, verdict in verdicts(both)] == ["VERDICT_DONE"] * 2
-    assert f"2 of 3 parts of Slurm job {job} are running, the others are PENDING" in both.stderr
+    assert f"2 of 3 parts of Slurm job {job} are running; the others are PENDING" in both.stderr
     (host,) = cluster.trace(f"{job}_1", "--no-fetch").json()["hosts"]
     (target,) = host["capture"]["targets"]
     assert (target["process"]["job_id"], target["verdict"]) == (str(ids[1]), "VERDICT_DONE")

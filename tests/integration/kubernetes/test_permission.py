@@ -143,7 +143,7 @@ def test_a_user_sees_and_traces_the_processes_of_a_pod_to_exec_into_and_nothing_
     assert node.call("GetHost", pb.GetHostRequest(), token="bob-s").code == OK
 
 
-@pytest.mark.parametrize(("token", "text"), [("", "the call has none"), ("stolen", "does not accept this token")])
+@pytest.mark.parametrize(("token", "text"), [("", "the call has none"), ("stolen", "did not accept this token")])
 def test_whoever_shows_no_good_token_is_nobody_even_on_loopback(node: Node, token: str, text: str) -> None:
     answer = node.call("GetHost", pb.GetHostRequest(), token=token)
     assert (answer.code, answer.reason) == ("UNAUTHENTICATED", "NOT_IDENTIFIED")
@@ -161,7 +161,7 @@ def test_pods_that_are_named_and_may_not_be_entered_are_refused_with_what_is_mis
     request = pb.ListProcessesRequest(selector=pb.Selector(pod_uids=[POD_UID]))
     answer = node.call("ListProcesses", request, token="bob-s")
     assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "POD_EXEC_NEEDED")
-    assert "the Kubernetes user bob may not create pods/exec on this pod" in answer.message
+    assert "the Kubernetes user bob is not allowed to create pods/exec on this pod" in answer.message
     line = node.audited("ListProcesses")[-1]
     assert (line["user"], line["decision"], line["reason"]) == ("bob", "denied", "POD_EXEC_NEEDED")
 
@@ -171,7 +171,7 @@ def test_an_api_server_that_refuses_is_a_refusal_that_says_so(node: Node) -> Non
     node.cluster.users["new"] = {"username": "carol"}
     answer = node.call("GetHost", pb.GetHostRequest(), token="new")
     assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "KUBERNETES_UNAVAILABLE")
-    assert "refuses kinetod's account for tokenreviews" in answer.message
+    assert "denied kinetod's account access to tokenreviews" in answer.message
 
 
 def traced(result: Result) -> list[tuple[str, list[Any]]]:
@@ -228,7 +228,7 @@ def test_ps_shows_the_pods_of_a_selector_by_name(node: Node, capsys: pytest.Capt
         (["--kube", "training"], 2, "name a pod (NAMESPACE/POD) or select pods by their labels"),
         (["-l", "a=b"], 2, "add --kube NAMESPACE"),
         (["--kube", "training/llama-0", "--kube-context", "no"], 5, "the kubeconfig cannot be used"),
-        (["--kube", "training/llama-0", "--kinetod-namespace", "other"], 7, "no kinetod runs on node-1"),
+        (["--kube", "training/llama-0", "--kinetod-namespace", "other"], 7, "kinetod is not running on node-1"),
     ],
 )
 def test_what_cannot_be_found_is_said_with_what_to_do(

@@ -45,7 +45,7 @@ print({each.name: each.saving_ns for each in found.findings})
 
 def test_a_finding_takes_one_function_and_its_place_and_never_saves_more_than_was_lost(tmp_path: Path) -> None:
     tree = SourceTree(tmp_path)
-    tree.insert(MODULE, 'launcher that binds ranks to cores) and for a CPU quota of the container."\n)\n', FINDER)
+    tree.insert(MODULE, 'ranks to cores) and the CPU quota of its container."\n)\n', FINDER)
     tree.insert(RULES, "FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (\n", "    late_batches,\n")
     tree.insert(RULES, "from kineto_trace.analysis.findings.idle_findings import (\n", "    late_batches,\n")
     assert "'late_batches': 99000" in tree.python("-c", USE)  # not twice that: the time of its causes is all there is

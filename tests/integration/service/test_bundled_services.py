@@ -29,7 +29,7 @@ def call(daemon: Daemon, path: str, *requests: bytes) -> Callable[[], object]:
 def test_bytes_that_are_no_message_are_refused_without_a_traceback(daemon: Daemon, path: str) -> None:
     code, reason, message = error_of(call(daemon, path, NO_MESSAGE))
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
-    assert message.startswith("request: it is not a message of this method")
+    assert message.startswith("request: it is not a valid message for this method")
     assert "Traceback" not in daemon.log()
 
 

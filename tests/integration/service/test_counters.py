@@ -62,7 +62,8 @@ def test_a_client_that_goes_away_frees_the_counters(daemon: Daemon, fake: FakePm
 def test_a_busy_gpu_is_told_with_its_code(daemon: Daemon, fake: FakePmSampling) -> None:
     fake.play("fail=cuptiPmSamplingSetConfig:26")
     result = run_process(["counters", "watch", "--once"], daemon.client_environ())
-    assert (result.code, "has its counters" in result.stderr, "[COUNTERS_BUSY]" in result.stderr) == (5, True, True)
+    assert result.code == 5
+    assert "is using its counters" in result.stderr and "[COUNTERS_BUSY]" in result.stderr
 
 
 def test_gpus_of_two_vendors_are_listed_and_watched_together(fake: FakePmSampling, tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_gpus_of_two_vendors_are_listed_and_watched_together(fake: FakePmSamplin
         ]  # fmt: skip
         assert "COUNTERS_UNAVAILABLE" in rows[4]
         sets = run_process(["counters", "sets"], daemon.client_environ())
-        assert "average_gfx_activity" in sets.stdout and "nothing of the matrix units" in sets.stdout
+        assert "average_gfx_activity" in sets.stdout and "does not cover matrix units" in sets.stdout
         gpus = {gpu["uuid"]: gpu for gpu in watched_counters(daemon.client_environ())}
         assert gpus[played.uuids[0]]["means"][0] == pytest.approx(10)
         assert played.uuids[1] not in gpus

@@ -44,4 +44,5 @@ def test_counters_are_listed_planned_and_watched(daemon: Daemon, sampler: IntelS
 def test_a_busy_gpu_is_told_with_its_code(daemon: Daemon, sampler: IntelSampler) -> None:
     sampler.fake.play(f"fail.zetMetricStreamerOpen {0x70010001}")
     result = run_process(["counters", "watch", "--once"], daemon.client_environ())
-    assert (result.code, "has its counters" in result.stderr, "[COUNTERS_BUSY]" in result.stderr) == (5, True, True)
+    assert result.code == 5
+    assert "is using its counters" in result.stderr and "[COUNTERS_BUSY]" in result.stderr

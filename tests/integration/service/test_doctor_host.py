@@ -47,7 +47,8 @@ def checks(daemon: Daemon) -> dict[str, list[pb.Check]]:
 
     def made() -> list[pb.Check]:
         found = daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=scaled(30)).checks
-        return [] if any("were not made: it did not end within" in check.detail for check in found) else list(found)
+        late = "were not run: the check process did not finish within"
+        return [] if any(late in check.detail for check in found) else list(found)
 
     by_name: dict[str, list[pb.Check]] = {}
     for check in until(made, "all checks are made", pause_s=2):

@@ -144,7 +144,7 @@ def test_unmodified_torch_polls_and_is_listed(polled: Daemon, folder: Path) -> N
         assert (found["kineto"]["job_id"], found["kineto"]["last_poll_ns"] > 0) == (7703, True)
         before = found["kineto"]["last_poll_ns"]
         until(lambda: listed(polled, first.pid)["kineto"]["last_poll_ns"] > before, "it polls again")
-        assert check_of(polled, first.pid).detail.startswith("its libkineto polls this daemon, the last time ")
+        assert check_of(polled, first.pid).detail.startswith("its libkineto polls this daemon (last poll: ")
         table = run_process(["ps", "-o", "wide"], polled.client_environ()).stdout
         (row,) = [line.split() for line in table.splitlines() if line.split()[:1] == [str(first.pid)]]
         assert {"polls", "KINETO"} <= set(row), table

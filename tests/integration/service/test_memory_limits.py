@@ -85,7 +85,7 @@ def test_a_capture_ends_early_when_the_memory_becomes_short(daemon: Daemon, tmp_
         (target,) = results[0].json()["targets"]
         assert (target["verdict"], target["reason_code"]) == ("VERDICT_PARTIAL", "MEMORY_SHORT")
         assert (
-            "was running out of memory, so the capture was ended before the kernel would kill something"
+            "was running out of memory, so the capture was ended before the kernel could kill a process"
             in target["reason"]
         )
 

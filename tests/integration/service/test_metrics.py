@@ -193,18 +193,18 @@ def activity_checks(daemon: Daemon) -> list[str]:
 
 
 def test_doctor_says_of_which_gpus_the_units_are_counted(gpus: FakeGpus, daemon: Daemon) -> None:
-    until(lambda: activity_checks(daemon) == ["the work of units is counted: GPU 0, 1"], "both are counted")
+    until(lambda: activity_checks(daemon) == ["GPU unit activity is measured: GPU 0, 1"], "both are counted")
     gpus.say("mig 1")
     try:
         found = until(lambda: activity_checks(daemon)[1:], "one of them is in MIG mode")
     finally:
         gpus.say(*STATE)
-    assert found == [f"the work of units is not counted ({IN_MIG_MODE}): GPU 1"]
+    assert found == [f"GPU unit activity is not measured ({IN_MIG_MODE}): GPU 1"]
 
 
 def test_a_daemon_that_is_told_not_to_count_does_not(gpus: FakeGpus) -> None:
     with running_daemon(environ={**gpus.environ, "KINETOD_METRICS_GPU_ACTIVITY": "false"}) as daemon:
-        said = f"the work of units is not counted ({OFF}): GPU 0, 1"
+        said = f"GPU unit activity is not measured ({OFF}): GPU 0, 1"
         until(lambda: activity_checks(daemon) == [said], "the GPUs were read in time and it is said")
 
 

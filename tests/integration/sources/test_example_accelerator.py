@@ -179,7 +179,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str, bool]] = {
     "hangs at stop": (hangs_at_stop, "PLUGIN_TIMEOUT", "pebble: stop(): did not return within 5 s", True),
     "crashes": (crashes, "PLUGIN_FAILED", "pebble: stop(): raised SystemExit: 1", True),
     "is broken": (is_broken, "PLUGIN_FAILED", "pebble: loading it: raised SystemExit", False),
-    "lies": (lies, "PLUGIN_INVALID", "pebble: stop(): said that it recorded 1152921504606846976 records", True),
+    "lies": (lies, "PLUGIN_INVALID", "pebble: stop(): reported 1152921504606846976 records", True),
 }
 
 
@@ -213,7 +213,7 @@ def test_a_refused_plug_in_is_told_once_and_only_where_its_types_may_be_missed(
     library: Path, site: Path, tmp_path: Path
 ) -> None:
     (install_example(site) / "source.py").chmod(0o666)
-    refusal = "the plug-in pebble is not used: others could change it"
+    refusal = "the plug-in pebble is not used: other users could change it"
     with daemon_with(site, tmp_path) as daemon, program(library) as process:
         target = trace(daemon, process.pid, tmp_path / "all")
         assert (target["verdict"], without_losses(target["warnings"])) == ("VERDICT_DONE", [])

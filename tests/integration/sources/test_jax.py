@@ -103,7 +103,7 @@ def test_kernels_that_a_cpu_does_not_have_fail_for_that_reason_although_a_plug_i
         (target,) = watch_to_end(daemon.stub(), capture_id, 120).targets
         assert (target.reason_code, target.reason) == (
             "NOTHING_TO_RECORD",
-            "this process cannot record kernel: JAX computes on the CPU alone here, which has no kernels",
+            "this process cannot record kernel: JAX uses only the CPU here, which has no kernels",
         )
 
 

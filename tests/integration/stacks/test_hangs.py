@@ -26,11 +26,11 @@ KINDS = {
     "waitpid": (pb.WAIT_PROCESS, "waits for process "),
     "network": (pb.WAIT_NETWORK, "waits for data from 127.0.0.1:"),
     "process_queue": (pb.WAIT_PROCESS, "waits for another process"),
-    "event_loop": (pb.WAIT_EVENTS, "waits in asyncio's event loop, where no task is ready"),
+    "event_loop": (pb.WAIT_EVENTS, "waits in asyncio's event loop, with no task ready"),
     "thread": (pb.WAIT_THREAD, "waits for another thread to end"),
     "sleep": (pb.WAIT_SLEEP, "sleeps"),
     "importing": (pb.WAIT_IMPORT, "waits for another thread's import"),
-    "file_lock": (pb.WAIT_FILE, "waits for the lock of /"),
+    "file_lock": (pb.WAIT_FILE, "waits for the lock on /"),
     "stopped": (pb.WAIT_STOPPED, "is stopped (SIGSTOP or Ctrl-Z)"),
     "fork": (pb.WAIT_LOCK, "waits for a lock, with no other thread in the process"),
     "fork_in_c": (pb.WAIT_LOCK, "waits for a lock, with no other thread in the process"),
@@ -40,7 +40,7 @@ KINDS = {
     "communicate": (pb.WAIT_PROCESS, "waits for the pipes of a child process"),
     "before_exec": (pb.WAIT_PROCESS, "waits for a child process to execute its program"),
     "spawn": (pb.WAIT_PROCESS, "waits for a new process to execute its program"),
-    "process_lock": (pb.WAIT_LOCK, "waits for a lock or event between processes"),
+    "process_lock": (pb.WAIT_LOCK, "waits for an inter-process lock or event"),
     "signals": (pb.WAIT_EVENTS, "waits for a signal"),
     "logging_lock": (pb.WAIT_LOCK, "waits for a lock"),
     "signal_handler": (pb.WAIT_LOCK, "waits for a lock"),
@@ -51,7 +51,7 @@ KINDS = {
     "retries": (pb.WAIT_SLEEP, "sleeps"),
 }
 AT_EXIT = {  # no frame of the program's own is left
-    "queue_at_exit": (pb.WAIT_QUEUE, "waits until a queue between processes is written"),
+    "queue_at_exit": (pb.WAIT_QUEUE, "waits until an inter-process queue is flushed"),
     "thread_at_exit": (pb.WAIT_THREAD, "waits at exit for other threads to end"),
 }
 OF_SILENT_FILE = {

@@ -67,7 +67,7 @@ def test_a_full_disk_ends_the_capture_that_runs_leaves_others_alone_and_nothing_
         ada.agent.do("record 2000", "state PROCESS", "result")
 
         refused = bob.create()
-        left = "no inode is free" if inodes else "0 bytes are free"
+        left = "no inodes are free" if inodes else "0 bytes are free"
         assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "LOW_DISK")
         assert f"the disk of {daemon.state_dir} is full ({left}); delete captures or free space" in refused.message
         assert fetched(bob, done)

@@ -181,7 +181,7 @@ def test_damage_is_told_and_the_uploaded_copy_helps(s3: S3, proxy: Proxy) -> Non
         s3.fs.pipe_file(f"{uploaded.upload.url.removeprefix('s3://')}/7-70/{FILE}", b"B" + SMALL[1:])
         code, reason, message = error_of(lambda: fetched(daemon))
         assert (code, reason) == (grpc.StatusCode.DATA_LOSS, "FILE_DAMAGED")
-        assert "is not what was uploaded" in message
+        assert "differs from what was uploaded" in message
         store_file.write_bytes(SMALL)
         assert checks(daemon)[0] == ""
         assert capture(daemon).targets[0].files[0].damage == ""

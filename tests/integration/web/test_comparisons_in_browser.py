@@ -121,7 +121,7 @@ def test_a_rank_is_chosen_as_the_baseline_of_another(new_tab: Any, server: Brows
         server.shown(f"/c/{ids[0]}/view/diff_kernel_names{query}")
     tab.page.goto(f"{server.own}/c/{ids[0]}/view/diff_kernel_names")
     tab.page.locator("select[name=rank]").select_option("1")
-    tab.page.locator("select[name=base]").select_option(label="the same, another rank")
+    tab.page.locator("select[name=base]").select_option(label="same trace, another rank")
     tab.page.get_by_role("button", name="Show").click()
     tab.page.get_by_label("Baseline rank").select_option("0")
     tab.page.get_by_role("button", name="Show").click()

@@ -32,7 +32,7 @@ def test_a_hanging_process_is_looked_at_by_a_click_and_stands_still_at_the_next_
     with hanging("lock") as pid, browsing(address=daemon.address) as server:
         page = without_scripts(new_tab, server).page
         page.goto(f"{server.own}/live?all=1")
-        page.get_by_role("link", name=f"Where does it stand? Process {pid}", exact=True).click()
+        page.get_by_role("link", name=f"What is it doing? Process {pid}", exact=True).click()
 
         def waits() -> bool:
             page.get_by_role("button", name="Look again").click()
@@ -41,7 +41,7 @@ def test_a_hanging_process_is_looked_at_by_a_click_and_stands_still_at_the_next_
 
         until(waits, "the verdict says that it waits")
         page.get_by_role("button", name="Look again").click()
-        assert re.search(r"main thread · waits for a lock.*at each look for ", page.locator("main").inner_text())
+        assert re.search(r"main thread · waits for a lock.*at every look for ", page.locator("main").inner_text())
         assert "held.acquire()" in page.locator("ol.frames li").first.inner_text()
         assert f"stacks --address {daemon.address} {pid}" in page.locator("footer").inner_text()
 

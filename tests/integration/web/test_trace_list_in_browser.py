@@ -26,7 +26,7 @@ def server(folder: Path) -> Iterator[Browser]:
 def test_traces_appear_change_and_go_by_themselves(new_tab: Any, server: Browser, folder: Path) -> None:
     tab = new_tab()
     tab.page.goto(server.web.address)
-    tab.page.get_by_text("appear here by themselves").wait_for()
+    tab.page.get_by_text("New ones appear here automatically").wait_for()
     text = synthetic.text(2_000)
     path = folder / "run1" / "host_1.100.pt.trace.json"
     path.parent.mkdir()

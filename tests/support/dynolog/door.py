@@ -12,7 +12,7 @@ from support.service.daemon import Daemon, running_daemon
 from support.waiting import until
 
 TRACE_FUNCTION = "setKinetOnDemandRequest"
-_SERVED = re.compile(r"clients of Dynolog are served at (\S+)")
+_SERVED = re.compile(r"Dynolog clients are served at (\S+)")
 
 
 @contextlib.contextmanager

@@ -32,7 +32,8 @@ def test_a_trace_that_takes_more_memory_than_is_free_is_refused_in_a_line(
     monkeypatch.setattr(quantities, "_STACK_BYTES", 1 << 30)  # nothing but the trace is refused
     result = run_here(capsys, "unix:/nowhere", "query", "SELECT * FROM cpu_op", str(path))
     assert result.code == 5
-    assert result.stderr == f"error: not enough memory: {path} needs 4 MiB of memory more; 256 MiB are free\n"
+    told = f"{path} needs another 4 MiB of memory, but only 256 MiB are free"
+    assert result.stderr == f"error: not enough memory: {told}\n"
 
 
 @pytest.mark.parametrize("name", ["strings", "kernel"])
@@ -58,4 +59,4 @@ def test_a_folder_of_20_kb_that_unpacks_to_gibibytes_of_texts_ends_nobody(
     command = [sys.executable, "-c", HELD, "report", "--view", "kernels", *map(str, folders)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 5
-    assert f"{folders[0]}/{name}.parquet needs more memory than there is; this process may take" in done.stderr
+    assert f"{folders[0]}/{name}.parquet needs more memory than is available; this process is limited to" in done.stderr

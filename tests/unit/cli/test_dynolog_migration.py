@@ -110,7 +110,7 @@ def test_every_flag_is_reported_once_with_a_reason_unless_it_is_the_same(name: s
 def test_a_flag_that_another_one_leaves_without_effect_says_so() -> None:
     assert outcome(of(prometheus_port="9"), "prometheus_port") == (
         "no effect",
-        "nor in Dynolog without --use_prometheus",
+        "Dynolog ignores it too without --use_prometheus",
     )
     assert outcome(of(use_prometheus="1", prometheus_port="9"), "prometheus_port") == ("same", "")
 
@@ -123,8 +123,8 @@ def test_what_is_off_in_both_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("port", "many", "'many' is not a whole number of 32 bits"),
-        ("port", "4294967296", "is not a whole number of 32 bits"),
+        ("port", "many", "'many' is not a 32-bit integer"),
+        ("port", "4294967296", "is not a 32-bit integer"),
         ("port", None, "has no value"),
         ("enable_ipc_monitor", "maybe", "'maybe' is neither true nor false"),
     ],
@@ -167,7 +167,7 @@ def test_secrets_are_not_shown(name: str) -> None:
         (GivenFlag(name="access_token s3cret", value=None, where="x"), "--access_token", "no effect", "an equals sign"),
         (GivenFlag(name="unheard:s3cret", value=None, where="x"), "--unheard", "unknown", "no such flag"),
         (GivenFlag(name="", value="s3cret", where="x"), "--", "unknown", "no such flag"),
-        (GivenFlag(name="use_JSON ", value=None, where="x"), "--use_JSON", "no effect", "blanks behind its name"),
+        (GivenFlag(name="use_JSON ", value=None, where="x"), "--use_JSON", "no effect", "blanks after its name"),
         (
             GivenFlag(name="use_JSON", value="true", where="x", programs="access_token=s3cret"),
             "--use_JSON", "no effect", "the line without dashes above it, 'access_token'",
@@ -198,7 +198,10 @@ def test_numbers_are_gflags(text: str, rpc: str) -> None:
 def test_no_interface_at_all_is_said_to_be_all() -> None:
     found = of(filter_nic_interfaces="1", allow_interface_prefixes="")
     assert found.settings["metrics.interfaces"] == []
-    assert outcome(found, "allow_interface_prefixes") == ("approximated", "all interfaces; Dynolog then has none")
+    assert outcome(found, "allow_interface_prefixes") == (
+        "approximated",
+        "kinetod then reports all interfaces, Dynolog none",
+    )
 
 
 def test_the_login_in_a_url_is_not_shown() -> None:
@@ -247,9 +250,11 @@ def test_each_setting_stands_below_the_flags_that_decide_it() -> None:
     body = text[text.index("[dynolog]") :]
     assert "# --enable_ipc_monitor=true (flags line 1): same\nipc = true\n" in body
     assert 'allows other addresses\nrpc = "loopback"\n\n[metrics]\n# --use_JSON=true (flags line 1): same;' in body
-    assert "# Without a setting here:\n# --use_otlp=true (flags line 1): no counterpart; nothing is pushed;" in body
+    assert (
+        "# Without a setting here:\n# --use_otlp=true (flags line 1): no counterpart; kinetod pushes nothing;" in body
+    )
     assert "# User=dyno (the unit): no counterpart;" in body
-    assert "# Made of: /etc/dynolog.gflags\n" in text
+    assert "# Converted from: /etc/dynolog.gflags\n" in text
 
 
 def test_who_names_folders_for_traces_is_told_what_enables_the_writer() -> None:
@@ -275,11 +280,11 @@ def test_kinetod_takes_what_is_written(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_kinetod_does_not_take_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    with pytest.raises(NotMigrated, match=r"kinetod does not take the configuration:\n.*metrics\.listten"):
+    with pytest.raises(NotMigrated, match=r"kinetod does not accept the configuration:\n.*metrics\.listten"):
         write_text("[metrics]\nlistten = 1\n", path, replace=False)
     with pytest.raises(NotMigrated, match=r"configuration line 3: dynolog\.rpc: no"):
         check_text("", REFUSES)
-    with pytest.raises(NotMigrated, match="kinetod cannot be asked"):
+    with pytest.raises(NotMigrated, match="could not run kinetod to check the configuration"):
         check_text("", ("/nonexistent/kinetod",))
     assert list(tmp_path.iterdir()) == []
 
@@ -287,7 +292,7 @@ def test_what_kinetod_does_not_take_is_not_written(tmp_path: Path) -> None:
 def test_an_existing_file_stays_unless_it_may_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("mine")
-    with pytest.raises(NotWritten, match=f"{path} exists already; --replace writes over it"):
+    with pytest.raises(NotWritten, match=f"{path} already exists; use --replace to overwrite it"):
         write_text("yours", path, replace=False, command=TAKES)
     assert path.read_text() == "mine"
     write_text("yours", path, replace=True, command=TAKES)
@@ -301,7 +306,7 @@ def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
     link.symlink_to(target)
     os.mkfifo(pipe)
     for path in (link, pipe, Path("/dev/null"), Path("/dev/stdout")):
-        with pytest.raises(NotWritten, match=f"{path} is no regular file, and stays"):
+        with pytest.raises(NotWritten, match=f"{path} is not a regular file; name another file"):
             write_text("yours", path, replace=True, command=TAKES)
     assert (target.read_text(), link.is_symlink(), pipe.is_fifo()) == ("mine", True, True)
 
@@ -309,7 +314,7 @@ def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
 def taken_meanwhile(path: Path) -> tuple[str, list[Path]]:
     """What is in the file and in its folder after its name was taken during the check."""
     takes_it = (sys.executable, "-c", f"open({str(path)!r}, 'w').write('mine')")
-    with pytest.raises(NotWritten, match="exists already"):
+    with pytest.raises(NotWritten, match="already exists"):
         write_text("yours", path, replace=False, command=takes_it)
     return path.read_text(), list(path.parent.iterdir())
 

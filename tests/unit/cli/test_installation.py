@@ -120,8 +120,8 @@ def test_wrong_owners_and_modes_are_mended(image: Path, host: Run) -> None:
     policy.chmod(0o600)
     os.chown(image / "var/lib/kineto", 12345, 12345)
     done = host("install")
-    assert "give /etc/kinetod/attach.toml to root:root 0644" in done.stdout
-    assert "give /var/lib/kineto/ to kineto:kineto 0700" in done.stdout
+    assert "set owner and mode of /etc/kinetod/attach.toml to root:root 0644" in done.stdout
+    assert "set owner and mode of /var/lib/kineto/ to kineto:kineto 0700" in done.stdout
     assert stat.S_IMODE(policy.stat().st_mode) == 0o644
 
 
@@ -264,7 +264,7 @@ def test_a_package_packs_the_files_and_sets_up_the_rest(image: Path, host: Run) 
     done = host("install", "--for-package", "setup")
     assert done.returncode == 0, done.stderr
     assert (image / "etc/kinetod/config.toml").is_file()
-    assert "a package has installed kinetod" in host("install").stderr
+    assert "kinetod was installed on this host by a package" in host("install").stderr
     assert host("uninstall", "--for-package", "setup").returncode == 0
     assert (image / "usr/lib/systemd/system/kinetod.service").exists()  # the package manager's to remove
 

@@ -34,7 +34,7 @@ def test_a_folder_in_which_everybody_replaces_sockets_is_refused(tmp_path: Path,
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(mode)
-    refused = contextlib.nullcontext() if taken else pytest.raises(StartError, match="everybody can replace")
+    refused = contextlib.nullcontext() if taken else pytest.raises(StartError, match="any user can replace")
     with cast("contextlib.AbstractContextManager[object]", refused):
         app._make_runtime_dir(folder, 0o755)
     assert stat.S_IMODE(folder.stat().st_mode) == mode

@@ -46,7 +46,7 @@ def test_raw_records_with_a_description_that_is_too_deep_are_lost(tmp_path: Path
 def test_an_api_server_that_says_something_else_is_an_api_error(said: bytes) -> None:
     server = Answering()
     server.said = said
-    with pytest.raises(ApiError, match="did not answer with valid"):
+    with pytest.raises(ApiError, match="sent an invalid answer to"):
         asyncio.run(NodePods(server, "node").current())
 
 

@@ -213,7 +213,7 @@ def test_none_is_in_order_and_says_what_was_not_seen() -> None:
     (found,) = findings(Scan(hidden=tuple(range(1, 8))), lambda _: True, None)
     assert (found.status, found.detail) == (
         Status.OK,
-        "none found; of 7 processes of other users only the names were seen",
+        "none found; 7 processes of other users could be checked only by name",
     )
 
 
@@ -226,7 +226,7 @@ def test_dcgm_without_its_profiling_module_is_in_nobodys_way() -> None:
     [
         (Profiling.LOADED, "has its profiling module loaded"),
         (Profiling.UNKNOWN, "(why)"),
-        (None, "it was not asked"),
+        (None, "it was not queried"),
     ],
 )
 def test_dcgm_that_may_hold_counters_comes_with_the_command_that_frees_them(dcgm: Profiling | None, says: str) -> None:

@@ -21,7 +21,7 @@ from kinetod.captures.target.conversion import checked, overhead_of
 def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:
     with (
         Lock(tmp_path / "lock", "the thing"),
-        pytest.raises(StartError, match=rf"another kinetod \(pid {os.getpid()}\) already uses the thing"),
+        pytest.raises(StartError, match=rf"another kinetod \(pid {os.getpid()}\) is already using the thing"),
     ):
         Lock(tmp_path / "lock", "the thing")
     Lock(tmp_path / "lock", "the thing").release()
@@ -38,7 +38,7 @@ def test_a_lock_of_another_user_says_what_to_do(tmp_path: Path) -> None:
     Lock(tmp_path / "lock", "the thing").release()
     os.seteuid(65534)
     try:
-        with pytest.raises(StartError, match=rf"Permission denied.*give {tmp_path} and all in it to this one's user"):
+        with pytest.raises(StartError, match=rf"Permission denied.*give {tmp_path} and everything in it to this user"):
             Lock(tmp_path / "lock", "the thing")
     finally:
         os.seteuid(0)

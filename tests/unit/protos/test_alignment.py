@@ -64,7 +64,7 @@ def test_a_wanted_start_that_all_can_make_stays() -> None:
 def test_a_wanted_start_that_one_cannot_make_moves_for_all_with_a_warning() -> None:
     plans = planned([10, 1000], start_iteration=900, iteration_roundup=50)
     assert starts(plans) == [1050, 1050]
-    assert plans[0].warning.startswith("iteration 900 could not be recorded any more by all 2 processes")
+    assert plans[0].warning.startswith("it was too late to record iteration 900 in all 2 processes")
 
 
 @pytest.mark.parametrize(("current", "first"), [(97, 100), (98, 100), (99, 200), (100, 200)])

@@ -18,8 +18,8 @@ def test_another_text_is_no_address(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("gpu-7.example", "the port is missing: gpu-7.example:50051, unless its daemon has another one"),
-        ("/run/kinetod.sock", "a socket is written unix:/run/kinetod.sock"),
+        ("gpu-7.example", "the port is missing: use gpu-7.example:50051, unless its daemon has another port"),
+        ("/run/kinetod.sock", "for a socket, use unix:/run/kinetod.sock"),
     ],
 )
 def test_a_host_without_a_port_or_a_bare_path_is_answered_with_the_address_to_write(text: str, remedy: str) -> None:

@@ -18,7 +18,7 @@ def test_a_finding_of_another_rank_names_nothing() -> None:
 
 def test_a_cause_of_all_ranks_is_named_by_a_finding_of_any() -> None:
     cause = next(cause for cause in RANK_CAUSES if cause.name == "deep_small_buckets")
-    row = {**SLEEP, "title": "The host calls many small collectives", "advice": "larger buckets"}
+    row = {**SLEEP, "title": "The GPU is idle while the host calls many small collectives", "advice": "larger buckets"}
     job = MeasuredJob(60.0, {"findings": {"rows": [row, {**row, "rank": 0}]}}, (Path("a"), Path("b")))
     assert all(names(finding, cause) for finding in findings_for(job, cause))
 

@@ -19,12 +19,12 @@ _NOT_ASKED = -1  # not a CUPTI result
 # For captures of graphs on unknown streams: most take milliseconds. If torch's streams are known, few are left.
 _SETTLE_MS, LONG_SETTLE_MS = 100, 500
 _CALL_STANDS = (
-    "CUPTI's first call has not returned: it waits for work of the GPU that does not end, and launches into the same "
-    "context wait with it. GPU activities come with the first capture after that work has ended"
+    "CUPTI's first call has not returned: it is waiting for GPU work that does not end, and launches into the same "
+    "context wait with it. GPU activities are recorded from the first capture after that work has ended"
 )
 _LEFT_ALONE = (
-    "CUPTI is left alone: %s, and CUPTI's first call would hold every launch of the program until the GPU is idle. "
-    "Trace again once the GPU's work has ended; `kinetoctl stacks` shows what the program waits for"
+    "CUPTI was not used: %s, and CUPTI's first call would block every launch of the program until the GPU is idle. "
+    "Trace again once the GPU's work has ended; `kinetoctl stacks` shows what the program is waiting for"
 )
 _LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED, _BUSY = -1, -2, -3, -4, -5, -6
 _REASONS = {
@@ -42,15 +42,15 @@ SHORT, SOON, DOES_NOT_DRAIN, CAPTURING, UNKNOWN, CALLED, UNANSWERED = range(7)  
 def why_busy(outcome: int, queued_ns: int = 0) -> str:
     """Explains why CUPTI cannot be called. outcome: kc_drain_outcome; queued_ns: 0 if unknown."""
     if outcome == CAPTURING:
-        return "the program captures CUDA graphs all the time, so it cannot be told whether the GPU's work ends soon"
+        return "the program keeps capturing CUDA graphs, so it is unknown whether the GPU's work ends soon"
     if outcome == UNANSWERED:
         return (
-            "CUDA's driver does not answer the agent, as while another thread is in a call that waits for the GPU, so "
-            "it cannot be told whether the GPU's work ends soon"
+            "the CUDA driver is not responding to the agent (for example because another thread is in a call that "
+            "waits for the GPU), so it is unknown whether the GPU's work ends soon"
         )
     if queued_ns == 0:
-        return "the GPU began work that does not end while the trace was prepared"
-    return "the GPU has worked for %.1f s without a break" % (queued_ns / 1e9)
+        return "the GPU began work that does not end while the trace was being prepared"
+    return "the GPU has been busy for %.1f s without a break" % (queued_ns / 1e9)
 
 
 def busy(outcome: int, queued_ns: int = 0) -> SourceError:

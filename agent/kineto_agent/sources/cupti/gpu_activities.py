@@ -82,20 +82,21 @@ _BUSY_RESULTS = (14, 26, 36, 39)
 _MULTIPLE_SUBSCRIBERS = 39
 
 _CALLS_LEFT_OUT = (
-    "CUDA calls are not recorded, so kernels have no launches: another tool (torch.profiler, once used, is one) holds "
-    "CUPTI's only subscriber, and recording calls beside it would make the program's next torch.profiler trace fail"
+    "CUDA calls are not recorded, so kernels have no launches: another tool (or torch.profiler, once it has been used) "
+    "holds CUPTI's only subscriber, and recording calls as well would make the program's next torch.profiler trace fail"
 )
 _DEVICE_GRAPHS = (
-    "CUPTI is left alone: device code in %s launches CUDA graphs, and graphs that were instantiated for that before "
+    "CUPTI was not used: device code in %s launches CUDA graphs, and graphs that were instantiated for that before "
     "CUPTI was attached fail or hang at their next launch, which ends the program. Record activities that do not need "
     "CUPTI, such as --activities python_function"
 )
 _STUCK = (
-    "cuptiFinalize has not returned: a thread of the program stands in it until the GPU is idle, and its launches wait"
+    "cuptiFinalize has not returned: a thread of the program is blocked in it until the GPU is idle, and its launches "
+    "wait"
 )
 _GAVE_WAY = (
-    "stayed attached: %s started and has CUPTI now; CUDA calls stay slightly slower until the process ends or a later "
-    "capture detaches"
+    "stayed attached: %s started and is using CUPTI now; CUDA calls stay slightly slower until the process ends or a "
+    "later capture detaches"
 )
 _STAYS = (
     "stays attached because of %s: detaching CUPTI could end the program at a later launch of such a graph; until the "
@@ -110,12 +111,12 @@ _WHY_STAYS = {  # bits of kc_stay (agent/native/cupti/collector.h)
 _NOT_INITIALIZED = 15
 # The daemon adds how much memory each GPU has: it can query that without a call in this process.
 _NO_MEMORY = (
-    "CUPTI could not initialise in this process (%s): it needs some 16 MiB of memory on each GPU that the process uses"
+    "CUPTI could not initialise in this process (%s): it needs about 16 MiB of memory on each GPU that the process uses"
 )
 _TORCH_PROFILER = "the program's own torch.profiler"
 _IN_USE = (
-    "another profiler uses CUPTI in this process (%s), and CUPTI serves only one: a capture would take its records; "
-    "try again once it has finished"
+    "another profiler is using CUPTI in this process (%s), and CUPTI serves only one: a capture would take its "
+    "records; try again once it has finished"
 )
 _UNNOTICED = "a profiler of the program that uses CUPTI and starts during a capture may lose records: %s"
 
@@ -224,7 +225,7 @@ class CuptiSession:
             known = ", ".join(libcupti.session_users(self._maps))
             state = "it holds the only subscriber" if held else "it has %d activities enabled" % others.in_use
             if listens and not held and not others.in_use:
-                state = "the buffers belong to %s, which cannot be asked whether it has finished" % listens
+                state = "the buffers belong to %s, and it is unknown whether that has finished" % listens
             raise SourceError("CUPTI_BUSY", _IN_USE % (state + (", and may be " + known if known else "")))
         if others.unnoticed:
             self._warnings.append(_UNNOTICED % others.unnoticed.decode("utf-8", "replace"))
@@ -346,8 +347,8 @@ class CuptiSession:
         version = self.metadata["cupti_version"]
         if version < DETACH_VERSION:
             self._warnings.append(
-                "stayed attached: detaching CUPTI %d is not safe with CUDA graphs (CUDA 12.6 and later is); CUDA calls "
-                "stay slightly slower until the process ends" % version
+                "stayed attached: detaching CUPTI %d is not safe with CUDA graphs (it is from CUDA 12.6 on); CUDA "
+                "calls stay slightly slower until the process ends" % version
             )
             return 0
         result = self._collector.detach(self._detach_limit_ms)
@@ -375,8 +376,8 @@ class CuptiSession:
             )
         if detach.outcome == collector_binding.SUBSCRIBED_ELSEWHERE:
             return (
-                "stayed attached: another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber; CUDA "
-                "calls stay slightly slower"
+                "stayed attached: another tool (or torch.profiler, once it has been used) holds CUPTI's only "
+                "subscriber; CUDA calls stay slightly slower"
             )
         if detach.outcome == collector_binding.MUST_STAY:
             return _STAYS % " and of ".join(why for bit, why in _WHY_STAYS.items() if detach.result & bit)
@@ -482,7 +483,7 @@ def _keep_calls(collector: "Collector", request: SourceRequest) -> None:
 def _unknown_version(version: int, path: str) -> str:
     known = ", ".join("%d (CUDA %s)" % (number, RELEASES[number]) for number in sorted(KNOWN))
     return (
-        "%s is CUPTI version %d, whose record layouts this agent does not know, so it does not record with it. "
-        "Known: %s. Update kineto-agent and kinetod, or name a known library in KINETO_CUPTI_LIBRARY before the "
-        "process starts" % (path, version, known)
+        "%s is CUPTI version %d, whose record layouts this agent does not know, so it is not used. Known versions: "
+        "%s. Update kineto-agent and kinetod, or name a known library in KINETO_CUPTI_LIBRARY before the process "
+        "starts" % (path, version, known)
     )

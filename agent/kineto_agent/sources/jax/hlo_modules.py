@@ -47,7 +47,7 @@ class HloModulesSession:
         deadline = time.monotonic() + TOTAL_S
         for executable in _executables():
             if time.monotonic() > deadline or self._arena.written_bytes > MOST_BYTES:
-                self._left_out.append("all others: there are too many")
+                self._left_out.append("all others: too many")
                 break
             try:
                 self._add(executable)
@@ -60,7 +60,7 @@ class HloModulesSession:
         modules = executable.hlo_modules()
         read_s = time.monotonic() - begin
         if read_s > LONGEST_READ_S:
-            self._left_out.append("%s: it is too large" % ", ".join(str(module.name) for module in modules))
+            self._left_out.append("%s: too large" % ", ".join(str(module.name) for module in modules))
             return
         for module in modules:
             data = module.as_serialized_hlo_module_proto()
@@ -78,7 +78,8 @@ class HloModulesSession:
         self._arena.finish()
         warnings = []
         if self._left_out:
-            warnings.append("modules of XLA are not known, nor which HLO its kernels are: " + "; ".join(self._left_out))
+            text = "some XLA modules were not recorded, so the HLO of their kernels is unknown: "
+            warnings.append(text + "; ".join(self._left_out))
         return SourceOutcome(self.counts(), {"modules": self._count}, warnings, detach_ns=0, cpu_ns=0)
 
     def give_way(self) -> None:

@@ -77,8 +77,8 @@ def find() -> Profiler:
     """Returns JAX's profiler. Raises SourceError (JAX_PROFILER_UNAVAILABLE) if this JAX differs from the known ones."""
     if _jaxlib_version() < OLDEST:
         reason = (
-            "the profiler of jaxlib %d.%d imports TensorFlow into the program or writes to its standard error, which "
-            "jaxlib %d.%d and later do not"
+            "the profiler of jaxlib %d.%d imports TensorFlow into the program or writes to its standard error; "
+            "jaxlib %d.%d and later do neither"
         )
         raise SourceError("JAX_PROFILER_UNAVAILABLE", reason % (*_jaxlib_version(), *OLDEST))
     module = sys.modules.get(_PROFILER)
@@ -97,7 +97,7 @@ def find() -> Profiler:
         if not there
     ]
     if missing:
-        reason = "the profiler of JAX %s is not as this agent knows it: it has no %s" % (version(), ", ".join(missing))
+        reason = "this agent does not know the profiler of JAX %s: it has no %s" % (version(), ", ".join(missing))
         raise SourceError("JAX_PROFILER_UNAVAILABLE", reason)
     return Profiler(module, native, state)
 
@@ -111,7 +111,7 @@ def options(profiler: Profiler) -> Any:
             getattr(made, name)  # assigning an unknown name might succeed
             setattr(made, name, value)
     except (AttributeError, TypeError) as exc:
-        reason = "the profiler of JAX %s cannot be told what to record: %s" % (version(), exc)
+        reason = "the profiler of JAX %s does not accept the options of the recording: %s" % (version(), exc)
         raise SourceError("JAX_PROFILER_UNAVAILABLE", reason) from exc
     return made
 

@@ -121,7 +121,7 @@ def functions_of(path: str) -> PluginFunctions:
     try:
         entry = getattr(Library(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW), _ENTRY)
     except (OSError, AttributeError) as exc:
-        raise SourceError(_UNAVAILABLE, "%s is no PJRT plug-in: %s" % (os.path.basename(path), exc)) from exc
+        raise SourceError(_UNAVAILABLE, "%s is not a PJRT plug-in: %s" % (os.path.basename(path), exc)) from exc
     entry.restype = ctypes.c_void_p
     return functions_at(entry(), os.path.basename(path))
 
@@ -134,7 +134,7 @@ def functions_at(api: int, name: str) -> PluginFunctions:
             if kind == _PROFILER:
                 return _functions(memory, size, table, name)
     except OSError as exc:
-        raise SourceError(_UNAVAILABLE, "the PJRT plug-in %s cannot be understood: %s" % (name, exc)) from exc
+        raise SourceError(_UNAVAILABLE, "the PJRT plug-in %s is not in a known form: %s" % (name, exc)) from exc
     finally:
         os.close(memory)
     raise SourceError(_UNAVAILABLE, "the PJRT plug-in %s has no profiler" % name)
@@ -144,7 +144,7 @@ def _extensions(memory: int, api: int) -> Iterator[Any]:
     """Yield size, type and first member of each extension. Raises OSError."""
     size, extension = _read(memory, api, _HEAD)
     if size < _HEAD.size:
-        raise OSError("its PJRT_Api says that it has %d bytes" % size)
+        raise OSError("its PJRT_Api has only %d bytes" % size)
     for _ in range(_MOST_EXTENSIONS):
         if not extension:
             return
@@ -176,7 +176,7 @@ def _bytes_at(memory: int, address: int, size: int) -> bytes:
     except (OSError, OverflowError):  # of an address that is none
         data = b""
     if len(data) != size:
-        raise OSError("nothing lies at %#x" % address)
+        raise OSError("no memory is mapped at %#x" % address)
     return data
 
 
@@ -193,7 +193,7 @@ class PluginProfiler:
         args = _Create(ctypes.sizeof(_Create), OPTIONS, len(OPTIONS), None)
         self._call("create", args)
         if not args.profiler:
-            raise SourceError(_FAILED, "the PJRT plug-in %s made no profiler" % self._name)
+            raise SourceError(_FAILED, "the PJRT plug-in %s created no profiler" % self._name)
         self._profiler = args.profiler
 
     def start(self) -> None:
@@ -210,7 +210,7 @@ class PluginProfiler:
         self._call("collect_data", args)
         size, address = args.bytes, args.buffer
         if size > MOST_BYTES:
-            reason = "the PJRT plug-in %s says that its data has %d bytes: its profiler is of an unknown version"
+            reason = "the PJRT plug-in %s reports %d bytes of data: its profiler has an unknown version"
             raise SourceError(_FAILED, reason % (self._name, size))
         if not size:
             return b""
@@ -220,7 +220,7 @@ class PluginProfiler:
         args.buffer = ctypes.addressof(room)
         self._call("collect_data", args)
         if args.bytes > size:
-            raise SourceError(_FAILED, "the data of the PJRT plug-in %s has grown while it was collected" % self._name)
+            raise SourceError(_FAILED, "the data of the PJRT plug-in %s grew while being collected" % self._name)
         return self._copied(ctypes.addressof(room), args.bytes)
 
     def destroy(self) -> None:
@@ -249,7 +249,7 @@ class PluginProfiler:
         error = call(ctypes.addressof(args))
         if error:
             raise SourceError(
-                _FAILED, "the PJRT plug-in %s refuses to %s: %s" % (self._name, function, self._text(error))
+                _FAILED, "the PJRT plug-in %s refused to %s: %s" % (self._name, function, self._text(error))
             )
 
     def _text(self, error: int) -> str:

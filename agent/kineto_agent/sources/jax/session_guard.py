@@ -124,12 +124,12 @@ def refuse_if_used(profiler: Profiler) -> None:
     if profiler.server_runs:
         raise SourceError(
             _REFUSED,
-            "the program has a profiler server (jax.profiler.start_server), which would fail to serve a request for a "
-            "trace during ours; stop the server, or ask it for the trace",
+            "the program has a profiler server (jax.profiler.start_server), which could not serve trace "
+            "requests while the agent records; stop the server, or request the trace from it",
         )
     if profiles_by_itself():
         raise SourceError(
             _REFUSED,
             "JAX's automatic profile-guided optimisation is on (jax_enable_pgle) and opens profiler sessions by "
-            "itself: a session of ours would make them fail",
+            "itself: a session of the agent would make them fail",
         )

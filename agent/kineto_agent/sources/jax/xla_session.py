@@ -192,7 +192,7 @@ class XlaSession:
         try:
             session = self._session_class(self._options)
         except Exception as exc:
-            raise SourceError("JAX_PROFILER_FAILED", "JAX's profiler did not begin: %s" % _first_line(exc)) from exc
+            raise SourceError("JAX_PROFILER_FAILED", "JAX's profiler did not start: %s" % _first_line(exc)) from exc
         _keep(session, True)
         self._session = session
 
@@ -214,7 +214,7 @@ class XlaSession:
             self._count += 1
         except Exception as exc:  # noqa: BLE001 - the outcome tells it
             if self._session is session:
-                self._problem = "JAX's profiler gave no result: %s" % _first_line(exc)
+                self._problem = "JAX's profiler returned no result: %s" % _first_line(exc)
                 log_exception(self._problem)
         if self._session is session:
             self._session = None
@@ -382,7 +382,7 @@ class JaxSource:
         if not own or not jax_runtime.imported():
             return ""
         on_cpu = jax_runtime.platforms() == _HOST and own.issubset(_DEVICE_TYPES)
-        return self._refusal() or ("JAX computes on the CPU alone here, which has no kernels" if on_cpu else "")
+        return self._refusal() or ("JAX uses only the CPU here, which has no kernels" if on_cpu else "")
 
     def would_yield(self, request: SourceRequest) -> bool:
         """False: torch.profiler runs beside it."""
@@ -414,7 +414,7 @@ class JaxSource:
             return "the program has not used a device yet (JAX has no backend)"
         gpus = [name for name in platforms if name in _GPUS]
         if gpus:
-            return "JAX computes on %s here, where its profiler would take the GPU's records from ours" % gpus[0]
+            return "JAX uses %s here, where its profiler would take the GPU's records from the agent" % gpus[0]
         if jax_runtime.logs_sessions():
             return "XLA would write to the program's standard error (TF_CPP_MIN_LOG_LEVEL is 0)"
         try:

@@ -80,7 +80,7 @@ def _unknown_version(vendor: Vendor, version: int, path: str) -> str:
     releases = vendor.releases or {}
     known = ", ".join("%d (%s)" % (number, releases[number]) for number in sorted(releases))
     return (
-        "%s is %s version %d, whose record layouts this agent does not know, so it does not record with it. Known: %s. "
+        "%s is %s version %d, whose record layouts this agent does not know, so it is not used. Known versions: %s. "
         "Update kineto-agent and kinetod" % (path, vendor.title, version, known)
     )
 

@@ -46,7 +46,7 @@ def stop_warnings(
         warnings.append("%d kernel and call names are missing: the string table was full" % lost)
     if stopped.irregular_records:
         warnings.append(
-            "%d records were dropped because this %s gives records of one kind in several sizes"
+            "%d records were dropped because this version of %s has records of one kind in several sizes"
             % (stopped.irregular_records, title)
         )
     return warnings

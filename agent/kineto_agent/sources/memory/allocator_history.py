@@ -63,19 +63,18 @@ def usable_torch(what: str) -> Any:
     """torch, if its history of CUDA allocations can be recorded now. Raises SourceError."""
     torch = find_torch()
     if torch is None:
-        raise SourceError("NO_TORCH", "torch is not imported in this process: it has no %s" % what)
+        raise SourceError("NO_TORCH", "torch is not imported in this process, so there is no %s" % what)
     if not torch.version.cuda and not getattr(torch.version, "hip", None):
         text = (
-            "this torch (%s) is built without CUDA, and torch reports CPU allocations only to their own threads: no %s"
+            "this torch (%s) is built without CUDA, and torch reports CPU allocations only on the threads that make "
+            "them: no %s is possible"
         )
         raise SourceError("NO_CUDA", text % (torch.__version__, what))
     if not torch.cuda.is_initialized():
         text = "the program has not used CUDA yet: there is no %s to take; try again once it has"
         raise SourceError("NO_CUDA", text % what)
     if not hasattr(torch._C, "_cuda_isHistoryEnabled") or not hasattr(torch.cuda.memory, "_record_memory_history_impl"):
-        text = (
-            "torch %s is too old for a %s: 2.1 is the first version that says whether the program itself is recording"
-        )
+        text = "torch %s is too old for a %s: only 2.1 and later report whether the program itself is recording"
         raise SourceError("TORCH_TOO_OLD", text % (torch.__version__, what))
     backend = torch._C._cuda_getAllocatorBackend()
     if backend != "native":
@@ -183,9 +182,7 @@ class History:
             if self._ours:
                 self._ours = False
                 what = (
-                    "on: its own history was used from there on"
-                    if enabled
-                    else "off: nothing was recorded from there on"
+                    "on: its own history was used from then on" if enabled else "off: nothing was recorded from then on"
                 )
                 self._told.append("the program switched the recording of its allocations %s" % what)
             return original(enabled, *args, **kwargs)

@@ -47,7 +47,7 @@ def load_library(name: str) -> ctypes.CDLL:
     Only a plug-in's own copy of this module has this function: `from kineto_agent.sources.plugins.api import
     load_library`.
     """
-    raise OSError("%s belongs to a plug-in, and nobody knows to which: use `from … import load_library`" % name)
+    raise OSError("cannot tell which plug-in %s belongs to: use `from … import load_library`" % name)
 
 
 def kit_session(

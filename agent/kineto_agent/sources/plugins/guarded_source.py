@@ -139,7 +139,8 @@ class PluginSource:
         """What the process needs to be recorded, for people; "" if nothing, or without such an accelerator."""
         if not self._present or not self._lacks_variable():
             return ""
-        return "%s records only what was started with the variable %s" % (self.name, self.plugin.needs_from_start)
+        text = "%s records only processes that were started with the variable %s"
+        return text % (self.name, self.plugin.needs_from_start)
 
     @property
     def is_present(self) -> bool:
@@ -264,7 +265,7 @@ class Namespace:
             return package
         if level or not may_import(name):
             raise ImportError(
-                "a plug-in imports the standard library and %s, not %s" % (" and ".join(PLUGIN_API), name)
+                "a plug-in can import only the standard library and %s, not %s" % (" and ".join(PLUGIN_API), name)
             )
         if name == PLUGIN_API[0] and fromlist:
             return self._api()

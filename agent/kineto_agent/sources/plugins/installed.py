@@ -41,7 +41,7 @@ class InstalledPlugins:
         ours = received_memfd(descriptor)
         try:
             if ours == NOBODY:
-                raise ValueError("the plug-ins do not come in sealed memory")
+                raise ValueError("the plug-ins are not in sealed memory")
             if digest != self._digest:
                 from kineto_agent.protocol.plugin_bundle import unpack
 
@@ -53,7 +53,7 @@ class InstalledPlugins:
             self._sent = True
             log("plug-ins: %s", ", ".join(self._sources))
         except Exception:  # noqa: BLE001 - a process without plug-ins still has its own sources
-            log_exception("the daemon's plug-ins cannot be taken")
+            log_exception("the daemon's plug-ins cannot be loaded")
         finally:
             close_ours(descriptor, ours)
 
@@ -87,7 +87,7 @@ def _content(descriptor: int) -> bytes:
     seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
     size = os.fstat(descriptor).st_size
     if seals & _SEALS != _SEALS or size > MAX_BUNDLE_BYTES:
-        raise ValueError("the plug-ins come in %d bytes of memory with the seals %#x" % (size, seals))
+        raise ValueError("the plug-ins are in %d bytes of memory with the seals %#x" % (size, seals))
     pieces: List[bytes] = []
     done = 0
     while done < size:

@@ -33,7 +33,7 @@ _MAX_WARNINGS = 16
 _HOUR_NS = 3600 * 10**9
 _TEXT_CHARS = 300
 _IDLE = "the accelerator's library stays attached to the process, without recording"
-_NEVER = "the accelerator's library goes on recording in the process: its plug-in cannot end that"
+_NEVER = "the accelerator's library keeps recording in the process: its plug-in cannot stop it"
 _F_GET_SEALS = 1034  # Linux; named in fcntl only if its headers had it when Python was built
 _SIZE_SEALS = 0x2 | 0x4  # F_SEAL_SHRINK, F_SEAL_GROW
 _MAX_BUFFERS = 1 << 16
@@ -121,7 +121,7 @@ class PluginSession:
         self._started = False
         counts = self.counts()
         if found.counts[:2] != counts[:2]:
-            reason = "stop(): said that it recorded %d records in %d bytes; its arena has %d in %d"
+            reason = "stop(): reported %d records in %d bytes, but its arena has %d in %d"
             raise SourceError("PLUGIN_INVALID", reason % (*found.counts[:2], *counts[:2]))
         warnings = found.warnings
         if self._plugin.detach != DETACH_FULL:
@@ -136,7 +136,7 @@ class PluginSession:
             raise PluginViolation("returned %d counts, not records, bytes and dropped" % len(counts))
         incomplete = found.incomplete
         if type(incomplete) is not str:
-            raise PluginViolation("returned %.60r as `incomplete`, which is a text" % (incomplete,))
+            raise PluginViolation("returned %.60r as `incomplete`, which must be a string" % (incomplete,))
         return _Stopped(
             (counts[0], counts[1], counts[2]),
             plain_json(found.metadata, _MAX_METADATA_BYTES, "metadata"),
@@ -169,7 +169,7 @@ class PluginSession:
         _open.discard(self)
         # An abandoned plug-in may still write through its number, which must not become a file of the program.
         if not self._worker.given_up and identity(self.arena_fd) == self._identity != NOBODY:
-            log("plug-in %s has not closed its arena", self._plugin.name)
+            log("plug-in %s did not close its arena", self._plugin.name)
             close_left(self.arena_fd)
             close_ours(self.arena_fd, self._identity)
         self._worker.keep(False)
@@ -205,7 +205,7 @@ def check_arena(descriptor: object, limit_bytes: int) -> int:
     try:
         seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
     except OSError as exc:
-        raise PluginViolation("announced descriptor %d, which is no memfd" % descriptor) from exc
+        raise PluginViolation("announced descriptor %d, which is not a memfd" % descriptor) from exc
     if seals & _SIZE_SEALS != _SIZE_SEALS:
         raise PluginViolation("announced memory whose size is not sealed")
     size = os.fstat(descriptor).st_size

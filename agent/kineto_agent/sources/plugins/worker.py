@@ -83,7 +83,7 @@ def _described(exc: BaseException) -> Tuple[str, str]:
             return "PLUGIN_INVALID", text
         log_exception("a plug-in raised")
     except BaseException:  # noqa: BLE001 - its __str__ may raise too
-        text = "an exception without a text"
+        text = "an exception without a message"
     return "PLUGIN_FAILED", "raised %s: %s" % (type(exc).__name__[:80], text)
 
 
@@ -170,7 +170,7 @@ class PluginWorker:
         except BaseException:  # noqa: BLE001 - a SystemExit that came when the call had just returned
             log_exception("plug-in %s" % self.name)
         if self.given_up:
-            log("plug-in %s: the call that was given up has ended", self.name)
+            log("plug-in %s: the abandoned call has ended", self.name)
             self.late()
 
     def _work(self) -> None:
@@ -202,7 +202,7 @@ def plain_strings(value: Any, most: int, what: str) -> List[str]:
 def plain_int(value: Any, what: str) -> int:
     """An integer from 0 to 2^63 - 1. Raises PluginViolation."""
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise PluginViolation("returned %.60r as %s, which is a number from 0 on" % (value, what))
+        raise PluginViolation("returned %.60r as %s, which must be a non-negative integer" % (value, what))
     return value
 
 

@@ -38,8 +38,8 @@ _LEAK_WORTH_SAYING = 100_000  # kernels
 
 _MARKER = "kineto_agent_pti"  # attribute of sys: the process in which an agent has loaded PTI's core
 _BUSY = (
-    "another library of this process uses PTI, which serves only one: a capture would take its records; trace again "
-    "with a program that does not load it, or record other activities"
+    "another library of this process is using PTI, which serves only one: a capture would take its records; trace "
+    "again with a program that does not load that library, or record other activities"
 )
 _FORKED = (
     "this process was forked from one that had used PTI, which does not work in such a child: use the spawn start "
@@ -163,15 +163,15 @@ def _used_by_an_agent() -> bool:
 
 def _unknown_version(version: str, path: str) -> str:
     return (
-        "%s is PTI version %s, whose record layouts this agent does not know, so it does not record with it. "
-        "Known: %s. Update kineto-agent and kinetod, or install an intel-pti of a known version"
+        "%s is PTI version %s, whose record layouts this agent does not know, so it is not used. "
+        "Known versions: %s. Update kineto-agent and kinetod, or install an intel-pti of a known version"
         % (path, version, ", ".join(known for known in KNOWN if version_pair(known) >= _SAFE_FROM))
     )
 
 
 def _unsafe_version(version: str, path: str) -> str:
     return (
-        "PTI is left alone: %s is PTI version %s, and versions before %s corrupt the memory of programs that launch "
+        "PTI was not used: %s is PTI version %s, and versions before %s corrupt the memory of programs that launch "
         "work from more than one thread; install a newer intel-pti, and start the program again"
         % (path, version, ".".join(map(str, _SAFE_FROM)))
     )

@@ -15,10 +15,10 @@ _VERSION_BYTES = 64
 _STATES = {1: "XPU_NOT_INITIALIZED", 2: "XPU_NO_DEVICE", 3: "XPU_NO_TRACING", 4: "XPU_NO_INTROSPECTION"}
 _HELP = {
     "XPU_NOT_INITIALIZED": "trace again once the program has used its GPU",
-    "XPU_NO_DEVICE": "only programs with an Intel GPU can be traced so",
+    "XPU_NO_DEVICE": "only programs with an Intel GPU can be traced this way",
     "XPU_NO_TRACING": "install a newer Level Zero loader with its layers (Debian, Ubuntu: libze1), and start the "
     "program again",
-    "XPU_NO_INTROSPECTION": "what the driver lacks comes with a newer one",
+    "XPU_NO_INTROSPECTION": "install a newer driver, which has what this one lacks",
 }
 _REASONS = {-1: "PTI_LIBRARY", -2: "PTI_FAILED", -3: "PTI_FAILED", -4: "PTI_FAILED", -5: "PTI_FORKED"}
 _NO_CORE, _UNGUARDED = 1, 2  # of kc_pti_core
@@ -54,9 +54,9 @@ class PtiChecks(NativeInterface):
         if answer == _NO_CORE:
             raise SourceError(
                 "PTI_CORE",
-                "%s of %s: install intel-pti with all that it requires (pip install intel-pti intel-cmplr-lib-rt); "
+                "%s of %s: install intel-pti with all its dependencies (pip install intel-pti intel-cmplr-lib-rt); "
                 "before version 1.0 the folder of libpti.so must be in LD_LIBRARY_PATH when the program starts"
                 % (self._error, path),
             )
         if answer == _UNGUARDED:
-            raise SourceError("PTI_UNSAFE", "PTI is left alone: %s (%s)" % (self._error, path))
+            raise SourceError("PTI_UNSAFE", "PTI was not used: %s (%s)" % (self._error, path))

@@ -35,10 +35,8 @@ NAME = "python_calls"
 LOOK_S = 0.05
 _BUFFER_BYTES = 256 * 1024
 _STRINGS_BYTES = 8 * 1024 * 1024  # some 80,000 functions
-_NOT_EXACT = (
-    "exact calls of Python cannot be recorded (%s); leave out --with-stack=trace to have stacks sampled instead"
-)
-_NO_MODULES = "calls of modules cannot be recorded (%s)"
+_NOT_EXACT = "exact Python calls cannot be recorded (%s); leave out --with-stack=trace to have stacks sampled instead"
+_NO_MODULES = "module calls cannot be recorded (%s)"
 _PREFAULT_BYTES = 16 * 1024 * 1024  # 0.5 s of 2 M records/s, until the daemon frees buffers
 
 
@@ -141,7 +139,7 @@ class PythonCallsSession:
         incomplete = ""
         if result.full_ns:
             incomplete = (
-                "calls of Python were recorded for only %.1f s: they came faster than the daemon could copy them; ask "
+                "Python calls were recorded for only %.1f s: they came faster than the daemon could copy them; ask "
                 "for a larger buffer limit" % (max(result.full_ns - self._began_ns, 0) / 1e9)
             )
         return SourceOutcome(
@@ -150,15 +148,15 @@ class PythonCallsSession:
 
     def _warnings(self, result: Any) -> List[str]:
         said = [
-            (result.names_lost, "%d calls of Python have no name: the table of names was full"),
+            (result.names_lost, "%d Python calls have no name: the table of names was full"),
             (
                 result.others,
                 "%d threads were not recorded: the program has its own profile function or an audit hook there",
             ),
             (
                 result.crowded,
-                "%d threads were not recorded: a recording of every call has room for 2,048 threads, those that have "
-                "ended included; ask for a shorter one",
+                "%d threads were not recorded: a recording of every call has room for 2,048 threads, including those "
+                "that have ended; ask for a shorter one",
             ),
         ]
         warnings = [text % number for number, text in said if number]

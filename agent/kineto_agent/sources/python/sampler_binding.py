@@ -288,10 +288,10 @@ def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int,
     frame: Optional[FrameType] = sys._getframe(1)
     exact = False  # the two innermost frames have advanced since look()
     if next(found, (0, 0))[0] != id(Sampler.look.__code__):
-        yield "the innermost frame is another one"
+        yield "the innermost frame is a different one"
     for code, instruction in found:
         if frame is None or code != id(frame.f_code) or (exact and instruction != frame.f_lasti):
-            yield "a frame differs from what sys._getframe says"
+            yield "a frame differs from what sys._getframe returns"
             return
         frame, exact = frame.f_back, True
     if frame is not None and len(frames) < _DEPTH:
@@ -299,7 +299,7 @@ def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int,
     yield from _code_differences(numbers, sys._getframe(1).f_code)
     for text in _TEXTS:
         if sampler.read_text(text) != text:
-            yield "strings are stored in another way"
+            yield "strings are stored differently"
 
 
 def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:
@@ -312,13 +312,13 @@ def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:
         (numbers.code_lines, lines),
     ):
         if _word(code, offset) != id(thing):
-            yield "a code object is laid out in another way"
+            yield "a code object is laid out differently"
     if _bytes(code, numbers.code_first_line, 4) != code.co_firstlineno.to_bytes(4, sys.byteorder):
         yield "a code object has its first line elsewhere"
     if _bytes(lines, numbers.bytes_value, len(lines)) != lines or _word(lines, numbers.object_size) != len(lines):
-        yield "bytes are kept in another way"
+        yield "bytes are stored differently"
     if numbers.frames == FRAME_OBJECTS and _word(sys._getframe(), numbers.object_type) != id(FrameType):
-        yield "a frame is laid out in another way"
+        yield "a frame is laid out differently"
 
 
 def _bytes(thing: object, offset: int, size: int) -> bytes:

@@ -133,17 +133,17 @@ class PythonStacksSession:
         warnings = []
         if result.timed_out:
             warnings.append(
-                "the stack sampler did not end within %.0f s: its last samples are lost" % (_STOP_LIMIT_MS / 1e3)
+                "the stack sampler did not stop within %.0f s: its last samples are lost" % (_STOP_LIMIT_MS / 1e3)
             )
         if result.longest_period_ns > _S // self._hz:
-            text = "the sampling rate of stacks dropped from %d Hz to %.0f Hz: one sample of all threads took %.2f ms"
+            text = "the stack sampling rate dropped from %d Hz to %.0f Hz: one sample of all threads took %.2f ms"
             lowest = _S / result.longest_period_ns
             warnings.append(text % (self._hz, lowest, result.longest_cost_ns / 1e6))
         if result.unnamed_samples:
             warnings.append("%d samples were dropped: the table of stacks is full" % result.unnamed_samples)
         looks = result.counts.records + result.torn_samples
         if result.torn_samples > max(looks * _TOLD_TORN, looks**0.5 / 2):
-            text = "%d of %d stack samples were left out: the stacks changed while they were read"
+            text = "%d of %d stack samples were left out: the stacks changed while being read"
             warnings.append(text % (result.torn_samples, looks))
         if result.threads_left_out:
             warnings.append("%d threads were left out of the stacks: there were too many" % result.threads_left_out)

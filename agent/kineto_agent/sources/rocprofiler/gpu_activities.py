@@ -41,8 +41,8 @@ ALL_ALLOCATIONS = 62  # includes HIP's stream-ordered allocation calls
 # HSA is the layer below HIP: its calls add little to HIP's, and there are thousands of them.
 ON_REQUEST: FrozenSet[str] = frozenset(("cuda_driver", "rocm_memory", "rocm_scratch"))
 _LEFT = (
-    "rocprofiler-sdk has set %s in this process, which a program that it starts inherits and which can break profiling "
-    "there; they are needed here until HIP has initialised"
+    "rocprofiler-sdk has set %s in this process; programs that it starts inherit these variables, which can break "
+    "profiling there. They are needed here until HIP has initialised"
 )
 _NO_LIBRARY = (
     "HIP is not loaded in this process, or there is no librocprofiler-sdk beside it (ROCm 7.0 and later have one)"
@@ -57,14 +57,14 @@ VENDOR = kit_session.Vendor(
 ANYTIME, LATE_START = 10302, 10300
 _HANGS = range(10302, 10305)
 INTERPOSITION = "ROCPROFILER_QUEUE_INTERPOSITION"
-_RUN = "start the program with `kinetoctl run -- …`, which sets ROCP_TOOL_LIBRARIES, and any version can record it"
+_RUN = "start the program with `kinetoctl run -- …`, which sets ROCP_TOOL_LIBRARIES; any version can record it then"
 _LOCKED = (
-    "rocprofiler-sdk %s has been configured in this process already (by torch's profiler, JAX or another tool), and "
-    "takes no more clients; 1.3.2 and later do. Record with torch's profiler in the program, or " + _RUN
+    "rocprofiler-sdk %s has already been configured in this process (by torch's profiler, JAX or another tool), and "
+    "accepts no more clients; 1.3.2 and later do. Record with torch's profiler in the program, or " + _RUN
 )
 _TOO_LATE = (
-    "HIP has initialised in this process already, and rocprofiler-sdk %s would record nothing of it; 1.3.0 and later "
-    "do. For this version, " + _RUN
+    "HIP has already initialised in this process, so rocprofiler-sdk %s would not record anything of it; 1.3.0 and "
+    "later would. For this version, " + _RUN
 )
 _HANG = (
     "rocprofiler-sdk %s can hang a program whose kernels it records (fixed in 1.3.5). Use ROCm 10, or set "
@@ -73,10 +73,10 @@ _HANG = (
     + _RUN
 )
 _OVER = "rocprofiler-sdk has been shut down in this process by another of its users, which cannot be undone"
-_BEGINNING = "rocprofiler-sdk is being configured in this process at this moment: try again"
+_BEGINNING = "rocprofiler-sdk is just being configured in this process: try again"
 _UNKNOWN = (
-    "%s is rocprofiler-sdk %s, whose records this agent does not know, so it does not record with it. Known: %s. "
-    "Update kineto-agent and kinetod, or use such a ROCm"
+    "%s is rocprofiler-sdk %s, whose records this agent does not know, so it is not used. Known versions: %s. "
+    "Update kineto-agent and kinetod, or use a ROCm with one of these"
 )
 # Major and minor number -> ROCm releases that carry it.
 RELEASES: Dict[Tuple[int, int], str] = {

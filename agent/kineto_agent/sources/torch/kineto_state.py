@@ -49,7 +49,7 @@ class _Functions:
             if not profiler:
                 return False
             if word(memory, profiler) != self._vtable + _FIRST_METHOD:
-                raise OSError("Kineto's profiler is of an unknown class")
+                raise OSError("Kineto's profiler has an unknown class")
             if not word(memory, profiler + _CONTROLLER):
                 return False
         finally:
@@ -79,7 +79,7 @@ def active() -> Optional[bool]:
         found = _functions[0]
         return found.active() if found is not None else None
     except Exception:  # noqa: BLE001 - no answer is an answer
-        log_exception("Kineto cannot be asked whether it is active")
+        log_exception("cannot query whether Kineto is active")
         return None
 
 
@@ -88,5 +88,5 @@ def _find(torch: Any) -> Optional[_Functions]:
     try:
         return _Functions(path if os.path.exists(path) else LIBRARY)
     except (ImportError, OSError, AttributeError) as exc:
-        log("this torch does not say whether its profiler is active: %s", exc)
+        log("this torch does not report whether its profiler is active: %s", exc)
         return None

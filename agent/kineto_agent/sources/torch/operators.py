@@ -66,7 +66,7 @@ def way(options: Dict[str, Any], version: str, layout_known: bool, device: str =
             return Way("%s needs it" % name, False)
     inputs = bool(options.get("record_shapes"))
     if inputs and not layout_known:
-        return Way("record_shapes needs it, since the observer does not know the layout of torch %s" % version, True)
+        return Way("record_shapes needs it, because the observer does not know the layout of torch %s" % version, True)
     return Way("", inputs)
 
 
@@ -250,11 +250,11 @@ class TorchOpsSession:
 
     def _warnings(self, result: Any) -> List[str]:
         said = [
-            (result.names_lost, "%d names of operators did not fit the table of names: they are shown as unknown"),
-            (result.inputs_lost, "%d forms of operator inputs did not fit their table: those shapes are missing"),
+            (result.names_lost, "%d operator names did not fit into their table: they are shown as unknown"),
+            (result.inputs_lost, "%d sets of operator inputs did not fit into their table: their shapes are missing"),
             (result.too_deep, "%d operators were dropped: they were nested more than 256 deep"),
             (result.unserved, "%d operators were dropped: they ran on more than 2048 threads at once"),
-            (result.stuck, "%d threads did not get out of an operator's callback: their last operators are missing"),
+            (result.stuck, "%d threads did not return from an operator's callback: their last operators are missing"),
         ]
         warnings = [text % number for number, text in said if number]
         if not self._layout_known:

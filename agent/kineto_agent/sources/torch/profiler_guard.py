@@ -48,7 +48,7 @@ class UserProfiler(enum.Enum):
     IDLE = "is idle"
     WARMING_UP = "is warming up"
     RECORDING = "is recording"
-    UNKNOWN = "cannot be asked"
+    UNKNOWN = "is in an unknown state"
 
     @property
     def active(self) -> bool:
@@ -144,7 +144,7 @@ class ProfilerGuard:
                 finally:
                     self.lock.release()
         except Exception:  # noqa: BLE001 - never into the program
-            log_exception("the guard of torch.profiler, before it")
+            log_exception("the guard of torch.profiler failed before a session")
 
     def _leave(self, profile: Any) -> None:
         try:
@@ -152,7 +152,7 @@ class ProfilerGuard:
                 self._sessions.pop(id(profile), None)
                 self._after()
         except Exception:  # noqa: BLE001 - never into the program
-            log_exception("the guard of torch.profiler, after it")
+            log_exception("the guard of torch.profiler failed after a session")
 
     def _wrap(self) -> None:
         module = sys.modules.get(_MODULE)
@@ -198,7 +198,7 @@ def _runs(code: Any) -> bool:
 
         return sampler_binding.checked().runs(code)
     except (ImportError, SourceError):
-        log_exception("the guard of torch.profiler, before a recording")
+        log_exception("the guard of torch.profiler cannot read stacks")
         return False
 
 

@@ -98,7 +98,7 @@ def _unavailable(why: str) -> SourceError:
     return SourceError(
         "TORCH_PROFILER_UNAVAILABLE",
         "torch's profiler would have CUPTI record every CUDA call, which cannot be prevented here (%s): "
-        "trace without the options that need it" % why,
+        "trace without the options that need this profiler" % why,
     )
 
 
@@ -138,7 +138,7 @@ def start_quietly(maps: str = "/proc/self/maps") -> None:
                 return
             client = word(memory, address + _CLIENT)
             if client and not _is_in_library(word(memory, client), maps):
-                raise OSError("its client is of an unknown form")
+                raise OSError("its client has an unknown form")
         finally:
             os.close(memory)
         register, initialise, suppress = (
@@ -149,7 +149,7 @@ def start_quietly(maps: str = "/proc/self/maps") -> None:
         raise SourceError(
             "TORCH_PROFILER_UNAVAILABLE",
             "torch's profiler was never used in this process, and torch %s would print to the program's standard "
-            "error when it is started from outside (%s: %s): trace without the options that need it"
+            "error when it is started from outside (%s: %s): trace without the options that need this profiler"
             % (libtorch_symbols.version_text() or "of unknown version", type(exc).__name__, exc),
         ) from exc
     if client:
@@ -279,7 +279,7 @@ class Recorder:
             reason = "torch's profiler did not end its session, and what it had recorded is lost: %s" % _first_line(exc)
             raise SourceError("TORCH_PROFILER_FAILED", reason) from exc
         if not result:
-            raise SourceError("TORCH_PROFILER_FAILED", "torch's profiler gave no result")
+            raise SourceError("TORCH_PROFILER_FAILED", "torch's profiler returned no result")
         self._results.append((result, took_ns))
         return took_ns
 
@@ -296,7 +296,7 @@ class Recorder:
         if self._functions is None:
             return self._autograd._disable_profiler()
         if kineto_state.active() is not True:  # disableProfiler would end the program
-            raise RuntimeError("another user of it has ended the session")
+            raise RuntimeError("another user of the profiler has ended the session")
         return self._functions.disable()
 
     @property
@@ -320,7 +320,7 @@ class Recorder:
             file.take()
         except (OSError, RuntimeError) as exc:
             saved_ns = time.monotonic_ns()
-            reason = "torch's profiler cannot write its events to %s (is there room?): %s" % (file.folder, exc)
+            reason = "torch's profiler cannot write its events to %s (is there enough space?): %s" % (file.folder, exc)
             raise SourceError("TORCH_PROFILER_FAILED", reason) from exc
         finally:
             if self._functions is not None:

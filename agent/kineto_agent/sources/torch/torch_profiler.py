@@ -117,7 +117,7 @@ class TorchProfilerSession:
         self.arena_fd = arena.fd
         self._recorder = recorder
         self._arena = arena
-        self._why_pieces = why_pieces or "this torch does not say whether its profiler is on"
+        self._why_pieces = why_pieces or "this torch does not report whether its profiler is on"
         self._lock = _thread.RLock()  # a signal handler of the program may start its profiler anywhere
         self._write_lock = _thread.allocate_lock()
         self._pid = os.getpid()
@@ -141,7 +141,7 @@ class TorchProfilerSession:
         """Begin to record. Raises SourceError."""
         with self._lock:
             if self._over or kineto_state.active():
-                raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler has just begun")
+                raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler has just started")
             atexit.register(self._at_exit)
             _sessions.add(self)
             self._recorder.begin()
@@ -181,7 +181,7 @@ class TorchProfilerSession:
         try:
             self._arena.finish()
         except Exception as exc:  # noqa: BLE001 - the outcome tells it
-            self._warn("the last events are not published: %s" % exc)
+            self._warn("the last events could not be published: %s" % exc)
         if self._arena.lost_bytes:
             self._warn(
                 "%d MiB of torch's events did not reach the daemon in time and are missing"
@@ -220,8 +220,8 @@ class TorchProfilerSession:
             way += " (in %d pieces: %s)" % (len(self._times), self._why_pieces)
             if self._missing_ns:
                 self._warnings.append(
-                    "torch's profiler was restarted %d times, so as not to stop the program for long: ops "
-                    "of %.2f s in between are missing" % (max(len(self._times) - 1, 0), self._missing_ns / 1e9)
+                    "torch's profiler was restarted %d times to avoid stopping the program for long: ops of %.2f s in "
+                    "between are missing" % (max(len(self._times) - 1, 0), self._missing_ns / 1e9)
                 )
         return {
             "way": way,
@@ -317,7 +317,7 @@ class TorchProfilerSession:
                     self._missing_ns += self._over_ns - begun_ns
                     break
                 if kineto_state.active():  # the program's own session has begun, unnoticed by the guard
-                    raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler began")
+                    raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler started")
                 if not returned:
                     self._given_up_ns = begun_ns
                     break
@@ -366,7 +366,7 @@ class TorchProfilerSession:
             if self._write_lock.acquire(timeout=_END_LIMIT_S):
                 self._write_lock.release()
         except Exception:  # noqa: BLE001 - never into the program
-            log_exception("torch's profiler, at the exit of the process")
+            log_exception("torch's profiler failed at the exit of the process")
 
     def _leave(self) -> None:
         atexit.unregister(self._at_exit)

@@ -280,8 +280,8 @@ class FleetRun:
     def _first_clock(self, member: HostRun, offset: Offset) -> None:
         member.clock = offset
         if abs(offset.offset_ns) >= FAR_NS:
-            ahead = "behind" if offset.offset_ns > 0 else "ahead"
-            member.warnings.append(f"its clock is {format_duration(abs(offset.offset_ns))} {ahead} of this machine's")
+            ahead = "behind" if offset.offset_ns > 0 else "ahead of"
+            member.warnings.append(f"its clock is {format_duration(abs(offset.offset_ns))} {ahead} this machine's")
 
     def _last_clock(self, member: HostRun, offset: Offset) -> None:
         assert member.clock is not None
@@ -452,8 +452,9 @@ class FleetRun:
         """Ends the capture on every host that has it. After a Ctrl-C, what was recorded is kept."""
         running = [member for member in self.fleet.members if member.is_running]
         if running:
-            what = "stopping, and keeping what was recorded," if self.fleet.interrupted else "cancelling"
-            self._progress.note(f"{what} on {len(running):,} hosts; press Ctrl-C again to exit at once")
+            what = "stopping the capture" if self.fleet.interrupted else "cancelling the capture"
+            kept = " and keeping what was recorded" if self.fleet.interrupted else ""
+            self._progress.note(f"{what} on {len(running):,} hosts{kept}; press Ctrl-C again to exit at once")
         await self._at_once(self._cancel_one, running)
 
     async def _cancel_one(self, member: HostRun) -> None:
@@ -502,8 +503,8 @@ def common_start_ns(now_ns: int, *, warmup_ns: int, delivered_ns: int, wanted_ns
         return earliest_ns
     if wanted_ns < earliest_ns:
         raise UsageProblem(
-            f"--start-at is {format_duration(earliest_ns - wanted_ns)} too near: all hosts together need "
-            f"{format_duration(earliest_ns - now_ns)} from now, once their processes are ready"
+            f"--start-at is {format_duration(earliest_ns - wanted_ns)} too soon: with their processes ready, "
+            f"all hosts together need another {format_duration(earliest_ns - now_ns)}"
         )
     return wanted_ns
 
@@ -514,7 +515,7 @@ def unmet(requirement: str, *, hosts: int, begun: int, whole: int) -> str:
     begun: number of hosts with a process that is ready; whole: with all processes ready.
     """
     if requirement == "all" and whole < hosts:
-        return f"only {whole} of {hosts} hosts are ready with all their processes, but --require all needs every one"
+        return f"only {whole} of {hosts} hosts have all their processes ready, but --require all needs every host"
     if requirement == "quorum" and 2 * begun <= hosts:
         return f"only {begun} of {hosts} hosts are ready, but --require quorum needs more than half"
     return "" if begun else "no host has a process that is ready"

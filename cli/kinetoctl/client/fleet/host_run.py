@@ -68,12 +68,12 @@ class UnusableClock(Exception):
 def measured(trips: Sequence[RoundTrip]) -> Offset:
     """The offset from at least one round trip. Raises UnusableClock."""
     if any(trip.received_ns <= 0 or trip.answered_ns < trip.received_ns or trip.travelled_ns < 0 for trip in trips):
-        raise UnusableClock("its clock went backwards or stood still while it was read")
+        raise UnusableClock("its clock went backwards or stopped while it was being read")
     low = max(trip.sent_ns - trip.received_ns for trip in trips)
     high = min(trip.returned_ns - trip.answered_ns for trip in trips)
     shortest = min(trips, key=lambda trip: trip.travelled_ns)
     if low > high + SLACK_NS + _drift_ns(trips[0].sent_ns, trips[-1].returned_ns):
-        raise UnusableClock(f"its clock moved by {format_duration(low - high)} or more while it was read")
+        raise UnusableClock(f"its clock moved by {format_duration(low - high)} or more while it was being read")
     uncertainty_ns = (abs(high - low) + 1) // 2 + READING_NS
     return Offset((low + high) // 2, uncertainty_ns, shortest.sent_ns, shortest.returned_ns - shortest.sent_ns)
 
@@ -95,7 +95,7 @@ def joined(before: Offset, after: Offset, at_ns: int) -> tuple[Offset, str]:
     high = max(offset.offset_ns + offset.uncertainty_ns for offset in (before, after))
     middle = Offset((low + high) // 2, (high - low + 1) // 2, before.at_ns, max(before.trip_ns, after.trip_ns))
     return middle, (
-        f"its clock moved by {format_duration(apart_ns)} during the capture: its times may be wrong by "
+        f"its clock moved by {format_duration(apart_ns)} during the capture: its times may be off by "
         f"{format_duration(middle.uncertainty_ns)}"
     )
 

@@ -60,13 +60,13 @@ def answered(sock: socket.socket, job: dict[str, Any], limits: WorkerLimits, end
     except TimeoutError:
         end()
         raise AnalysisFailed(
-            f"the analysis{_of(job)} took longer than {limits.job_s} s and was ended: choose one rank or step, run "
+            f"the analysis{_of(job)} took longer than {limits.job_s} s and was stopped: choose one rank or step, run "
             "kinetoctl report, which has no limit, or raise --worker-time"
         ) from None
     except (EOFError, OSError, ValueError, TypeError, LookupError, RecursionError) as exc:  # it may be taken over
         end()
         raise AnalysisFailed(
-            "the process of the analysis died, or its answer is none: it may have needed more memory than there is; "
+            "the analysis process died or gave an invalid answer: it may have run out of memory; "
             "--worker-memory sets its limit"
         ) from exc
     raise AnalysisFailed(failure)
@@ -117,7 +117,7 @@ class SocketProcess(ABC):
             return self._sock
         self._end()
         if self._closed:
-            raise AnalysisFailed("the server is ending")
+            raise AnalysisFailed("the server is shutting down")
         ours, theirs = socket.socketpair(socket.AF_UNIX, self._kind)
         with theirs:
             self._process = subprocess.Popen(
@@ -162,7 +162,7 @@ class WorkerProcess(SocketProcess):
         try:
             worker_main.receive(ours)
         except (EOFError, OSError) as exc:
-            raise AnalysisFailed("the process of the analysis did not start; the terminal may say why") from exc
+            raise AnalysisFailed("the analysis process did not start; the terminal may show why") from exc
         ours.settimeout(self._limits.job_s)
 
 

@@ -143,7 +143,7 @@ def flame_values(request: FlameRequest, contexts: Contexts, base: Contexts = ())
     if not tree.total[ROOT]:
         notes.append(NOTHING_OF[request.choice.of])
     elif theirs.profiles and request.order is FlameOrder.TIME:
-        notes.append("differences are shown with merged stacks and in the sandwich, not in order of time")
+        notes.append("differences are shown for merged stacks and in the sandwich, not in time order")
     return {
         **drawn,
         **_functions(request, totals, texts),
@@ -188,7 +188,7 @@ def _drawn(
     root = find(known, request.root)
     node = folded(tree, known, root)
     if _crowded(node):
-        notes.append("most of it is in frames that are too narrow to draw: choose a step, or zoom into a frame")
+        notes.append("most of the graph is in frames that are too narrow to draw: choose a step, or zoom into a frame")
     whole = int(tree.total[ROOT])
     link = lambda each: request.link(root=each.key) if each.key else ""  # noqa: E731
     chart = _chart(node, texts, link=link, whole=whole, name=f"Flame graph of {request.choice.of}, {request.order}")
@@ -196,8 +196,8 @@ def _drawn(
     return {"charts": [chart], "tree": [_plain(node)], "path": path if root != ROOT else [], "focus": ""}, notes
 
 
-TIMED = "one thread in its order of time; the width of the graph is the time from its first call to its last one"
-LAUNCHED = "GPU work in the order in which it was launched, without the pauses between"
+TIMED = "one thread in time order; the width of the graph is the time from its first call to its last one"
+LAUNCHED = "GPU work in launch order, without the pauses in between"
 
 
 def _sandwich(request: FlameRequest, tree: FlameTree, totals: FunctionTotals, texts: FrameTexts) -> dict[str, Any]:
@@ -367,7 +367,7 @@ def _inside(name: str, wanted: str) -> bool:
         return True
     first, separator, last = wanted.partition("-")
     if not first.isdecimal() or (separator and not last.isdecimal()):
-        raise UsageProblem(f"{wanted!r} is not a range of numbers; expected for example 8-15 or 8")
+        raise UsageProblem(f"{wanted!r} is not a range of numbers; expected 8-15 or 8, for example")
     return name.isdecimal() and int(first) <= int(name) <= int(last or first)
 
 

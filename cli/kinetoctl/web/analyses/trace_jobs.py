@@ -73,7 +73,7 @@ MAX_OPEN = 8  # ranks
 MAX_ROWS = 20_000  # of one result
 MAX_CSV_ROWS = 200_000
 DIFF, STEP = "diff_", "step"
-OWN_RULES = "the comparison follows kinetod's own rules"
+OWN_RULES = "the comparison uses kinetod's own rules"
 NO_COMMON_RANK = "the two jobs have no rank in common"
 SNAPSHOT_VIEWS = ("snapshot_devices", "snapshot_stacks", "snapshot_ooms", "snapshot_curve", "snapshot_segments")
 BLOCKS = "snapshot_blocks"  # of the chosen segment
@@ -109,7 +109,7 @@ def of_rank(sources: Sequence[Source], rank: int | None, *, baseline: bool = Fal
     if not chosen:
         known = ", ".join(str(each.rank) for each in sources)
         whose = " in the baseline" if baseline else ""
-        raise NotFound(f"there is no trace of rank {rank}{whose}; there are: {known}")
+        raise NotFound(f"there is no trace of rank {rank}{whose}; available: {known}")
     return chosen
 
 
@@ -470,7 +470,7 @@ def _csv(result: Result) -> str:
     if result.failure:
         raise FileError(result.failure)
     if len(result) > MAX_CSV_ROWS:
-        raise FileError(f"{len(result):,} rows are too many for a browser: the command below the page writes them")
+        raise FileError(f"{len(result):,} rows are too many for a browser: run the command at the bottom of the page")
     return csv_bytes(result).decode()
 
 
@@ -501,7 +501,7 @@ class SnapshotJob:
         names = list(dict.fromkeys(process_name(Path(path)) for path in paths))
         process = choice.process or names[0]
         if process not in names:
-            raise NotFound(f"there is no snapshot of {process}; there are: {', '.join(names)}")
+            raise NotFound(f"there is no snapshot of {process}; available: {', '.join(names)}")
         snapshot = self._read(next(Path(path) for path in paths if process_name(Path(path)) == process))
         segment, block = _chosen(snapshot, choice)
         shown = replace(snapshot, segments=(segment,)) if segment else snapshot
@@ -542,7 +542,7 @@ def _place(text: str, what: str) -> tuple[int, int]:
     """Raises UsageProblem."""
     match = _PLACE.fullmatch(text)
     if match is None:
-        raise UsageProblem(f"{what} is a device and an address such as 0-0x7f0000000000, not {text[:40]!r}")
+        raise UsageProblem(f"{what} must be a device and an address such as 0-0x7f0000000000, not {text[:40]!r}")
     return int(match[1]), int(match[2], 16)
 
 
@@ -595,7 +595,7 @@ def _curves(snapshot: MemorySnapshot) -> Markup:
         moments = [(top["time_us"], f"peak {human(top['held_bytes'], 'bytes')}")]
         failed = [row for row in ooms if row["device"] == device][:MAX_MARKS]
         if failed:
-            first = f"out of memory: {human(failed[0]['wanted_bytes'], 'bytes')} wanted"
+            first = f"out of memory: {human(failed[0]['wanted_bytes'], 'bytes')} requested"
             moments = [(row["time_us"], "" if at else first) for at, row in enumerate(failed)]
         times = [row["time_us"] for row in own]
         series = [
@@ -614,7 +614,7 @@ def _told(snapshot: MemorySnapshot, segment: SnapshotSegment, block: SnapshotBlo
     facts = [
         ("size", human(block.size, "bytes")),
         ("state", block.state),
-        ("asked for", "" if block.state == INACTIVE else human(block.requested, "bytes")),
+        ("requested", "" if block.state == INACTIVE else human(block.requested, "bytes")),
         ("stream", str(segment.stream)),
         ("pool", segment.pool),
     ]

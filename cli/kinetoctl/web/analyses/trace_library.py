@@ -160,7 +160,7 @@ class UrlCopies:
         """Removes what was opened longest ago until there is room. Raises Refused, _Later."""
         if size > self._most_bytes:
             raise Refused(
-                f"{wanted.url} has {units.size(size)}, more than this server keeps of URLs "
+                f"{wanted.url} has {units.size(size)}, more than this server keeps for URLs "
                 f"({units.size(self._most_bytes)}): start it with a larger --url-space"
             )
         others = [copy for copy in self._copies.values() if copy is not wanted and copy.size_bytes]
@@ -341,7 +341,7 @@ class TraceLibrary:
                 raise Computing
             raise NotFound(f"there is no trace {trace_id} among the files of this server")
         if not any(Path(file).exists() for file in run.files):
-            raise NotFound(f"{run.name} is gone: it was moved or removed since it was found")
+            raise NotFound(f"{run.name} is gone: it was moved or removed after it was found")
         return TraceSet(id=trace_id, argument=run.name, paths=run.paths, identity=identity(run.files))
 
 

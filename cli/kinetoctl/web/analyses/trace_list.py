@@ -327,12 +327,12 @@ class TraceList:
             full = [argument for argument, finder in self._finders.items() if finder.full]
             left = self._found - len(self._listed)
         notes = [
-            f"{argument} has more than {MAX_FILES:,} files that may be traces: the first ones were looked at. "
-            "Name a folder in it, or a pattern, to see others."
+            f"{argument} has more than {MAX_FILES:,} files that could be traces: only the first ones were read. "
+            "To see others, name a folder in it, or a pattern."
             for argument in full
         ]
         if left:
-            notes.append(f"The {MAX_LISTED} traces that changed last are shown, {left:,} others are not.")
+            notes.append(f"The {MAX_LISTED} most recently changed traces are shown; {left:,} others are not.")
         return notes
 
     def look(self) -> None:

@@ -116,7 +116,7 @@ def _answer(jobs: Any, job: dict[str, Any]) -> dict[str, Any]:
         return {"failure": str(exc)}
     except MemoryError as exc:
         jobs.forget()
-        said = str(exc) or "the analysis needs more memory than it may use"
+        said = str(exc) or "the analysis needs more memory than it is allowed to use"
         return {"failure": f"{said}; --worker-memory sets the limit"}
     except Exception as exc:  # noqa: BLE001 - of a view on a trace that nobody has seen before
         return {"failure": f"{type(exc).__name__}: {exc}"}

@@ -231,7 +231,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             raise
         except Exception:  # noqa: BLE001 - of a page: it must not take the connection down without an answer
             _log.exception("the page %s failed", urlsplit(self.path).path)
-            answer = failure(WebError(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the terminal says why"))
+            answer = failure(WebError(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; see the terminal"))
         self._send(answer, content=self.command != "HEAD")
 
     def _received(self) -> WebRequest:
@@ -283,22 +283,24 @@ def failure(error: WebError) -> WebAnswer:
 def content_length(method: str, target: str, headers: Headers) -> int:
     """How many bytes follow the headers. Raises WebError for anything but a small form with its length."""
     if method not in METHODS:
-        raise WebError(HTTPStatus.METHOD_NOT_ALLOWED, "only GET, HEAD and POST", {"Allow": ", ".join(METHODS)})
+        raise WebError(
+            HTTPStatus.METHOD_NOT_ALLOWED, "only GET, HEAD and POST are allowed", {"Allow": ", ".join(METHODS)}
+        )
     if len(target) > MAX_TARGET_BYTES:
-        raise WebError(HTTPStatus.REQUEST_URI_TOO_LONG, f"an address has at most {MAX_TARGET_BYTES} bytes")
+        raise WebError(HTTPStatus.REQUEST_URI_TOO_LONG, f"the address is longer than {MAX_TARGET_BYTES} bytes")
     named = [(name.lower(), value) for name, value in headers]
     lengths = [value for name, value in named if name == "content-length"]
     encoded = any(name == "transfer-encoding" for name, _ in named)
     if method != "POST":
         if lengths not in ([], ["0"]) or encoded:
-            raise WebError(HTTPStatus.BAD_REQUEST, "only a POST has content")
+            raise WebError(HTTPStatus.BAD_REQUEST, "only a POST request has content")
         return 0
     if encoded or len(lengths) != 1 or not lengths[0].isascii() or not lengths[0].isdigit():
-        raise WebError(HTTPStatus.LENGTH_REQUIRED, "a form must say its length")
+        raise WebError(HTTPStatus.LENGTH_REQUIRED, "a form needs a Content-Length")
     if len(lengths[0]) > _MAX_DIGITS or int(lengths[0]) > MAX_FORM_BYTES:
-        raise WebError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a form has at most {MAX_FORM_BYTES} bytes")
+        raise WebError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the form is larger than {MAX_FORM_BYTES} bytes")
     if _media_type(named) != _FORM:
-        raise WebError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a form is {_FORM}")
+        raise WebError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a form must be sent as {_FORM}")
     return int(lengths[0])
 
 
@@ -307,7 +309,7 @@ def web_request(method: str, target: str, headers: Headers, content: bytes) -> W
     named = [(name.lower(), value) for name, value in headers]
     for once in _ONCE:
         if sum(name == once for name, _ in named) > 1:
-            raise WebError(HTTPStatus.BAD_REQUEST, f"the header {once} may be there once only")
+            raise WebError(HTTPStatus.BAD_REQUEST, f"the header {once} must not be repeated")
     parts = urlsplit(target)
     if not parts.path.startswith("/") or parts.netloc:
         raise WebError(HTTPStatus.BAD_REQUEST, "the address must be a path")
@@ -331,4 +333,4 @@ def _fields(text: str) -> tuple[tuple[str, str], ...]:
     try:
         return tuple(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="replace"))
     except ValueError as exc:
-        raise WebError(HTTPStatus.BAD_REQUEST, f"a form has at most {MAX_FIELDS} fields") from exc
+        raise WebError(HTTPStatus.BAD_REQUEST, f"the form has more than {MAX_FIELDS} fields") from exc

@@ -55,7 +55,7 @@ def baseline_values(
     context: PageContext, trace_id: str, chosen: Baseline, ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """What templates show of a baseline and its choices. ranks: of the trace itself, with which it can be compared."""
-    own = [(trace_id, "the same, another rank")] if len(ranks) > 1 or chosen.trace_id == trace_id else []
+    own = [(trace_id, "same trace, another rank")] if len(ranks) > 1 or chosen.trace_id == trace_id else []
     name = context.name(chosen.trace_id)
     others, before = baselines(context, trace_id)
     return {
@@ -98,7 +98,7 @@ def _ranks(context: PageContext, chosen: Baseline) -> list[tuple[str, str]]:
 def baselines(context: PageContext, trace_id: str) -> tuple[list[tuple[str, str]], str]:
     """The id of each other trace with what people call it; and the id of the capture before of the same process, or "".
 
-    Without an answer of the daemon there are none.
+    Without an answer from the daemon there are none.
     """
     if context.files:
         return [(each, argument) for each, argument in context.library.files.items() if each != trace_id], ""

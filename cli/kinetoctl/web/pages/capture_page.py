@@ -93,14 +93,14 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
 def answerable(first: Mapping[str, Any] | None) -> list[tuple[str, str, str, str]]:
     """Label, place and question of each of QUESTIONS, and why the trace cannot answer it; "" if it can, or may."""
     if first is None or first["several"]:
-        return [(*question, "") for *question, _ in QUESTIONS]
-    reasons = {"ranks": "one process was recorded"}
+        return [(label, place, question, "") for label, place, question, _ in QUESTIONS]
+    reasons = {"ranks": "only one process was recorded"}
     for row in first["missing"]["rows"]:
         if row["hides"]:  # other rows are about losses
             reasons[row["what"]] = f"no {row['what']}: {row['why']}"
     return [
-        (*question, reasons[needs[0]] if needs and all(part in reasons for part in needs) else "")
-        for *question, needs in QUESTIONS
+        (label, place, question, reasons[needs[0]] if needs and all(part in reasons for part in needs) else "")
+        for label, place, question, needs in QUESTIONS
     ]
 
 
@@ -116,7 +116,7 @@ def stop_form(context: PageContext, _request: WebRequest, _session: WebSession, 
 def capture_json(context: PageContext, _request: WebRequest, _session: WebSession, capture_id: str) -> WebAnswer:
     """The daemon's message of the capture, or those of its hosts. Raises WebError, and the client's errors."""
     if context.files:
-        raise WebError(HTTPStatus.NOT_FOUND, "a file has no capture")
+        raise WebError(HTTPStatus.NOT_FOUND, "trace files have no capture")
     found = context.daemons.parts(capture_id)
     if context.daemons.several:
         return hosts_answer(found, "captures", several=True)

@@ -76,7 +76,7 @@ def ranks_json(context: PageContext, request: WebRequest, _session: WebSession, 
 def _value(request: WebRequest) -> str:
     value = request.first("value", VALUES[0][0])
     if value not in dict(VALUES):
-        raise WebError(HTTPStatus.BAD_REQUEST, f"value is one of {', '.join(dict(VALUES))}")
+        raise WebError(HTTPStatus.BAD_REQUEST, f"value must be one of {', '.join(dict(VALUES))}")
     return value
 
 
@@ -200,9 +200,9 @@ def _times(request: WebRequest) -> dict[str, str]:
     found = {name: whole_number(request, name) for name in ("t0", "t1", "at")}
     for name, value in found.items():
         if value and not 0 <= int(value) <= MAX_NS:
-            raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is a Unix time in ns, and {value} is none")
+            raise WebError(HTTPStatus.BAD_REQUEST, f"{name} must be a Unix time in ns, not {value}")
     if found["t0"] and found["t1"] and int(found["t1"]) <= int(found["t0"]):
-        raise WebError(HTTPStatus.BAD_REQUEST, "t1 comes after t0: they are the end and the start, in Unix ns")
+        raise WebError(HTTPStatus.BAD_REQUEST, "t1 must be later than t0 (they are the end and the start, in Unix ns)")
     return found
 
 
@@ -267,7 +267,7 @@ def _values(context: PageContext, request: WebRequest, trace_id: str, limit: int
     if not snapshots.paths:
         raise WebError(
             HTTPStatus.NOT_FOUND,
-            f"there is no memory snapshot beside {context.name(trace_id)}: `kinetoctl memory` takes one, and so does "
+            f"there is no memory snapshot with {context.name(trace_id)}: take one with `kinetoctl memory` or "
             "`kinetoctl trace --activities kernel,memory_snapshot`",
         )
     chosen = {field: request.first(field) for field in SNAPSHOT_FIELDS}

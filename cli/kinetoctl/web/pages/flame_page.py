@@ -27,7 +27,7 @@ OF = {
     "modules_gpu": "modules, on the GPU",
 }
 ON_GPU = ("kernels", "modules_gpu")
-ORDERS = {"merged": "merged", "time": "in order of time", "sandwich": "sandwich: one function"}
+ORDERS = {"merged": "merged", "time": "in time order", "sandwich": "sandwich: one function"}
 IDLE = {"yes": "with idle samples"}
 NUMBERS = ("rank", "step", "thread", "base_rank")
 KEPT = ("of", "order", *NUMBERS, "idle", "base")  # fields that stay when a frame is chosen
@@ -45,7 +45,7 @@ LEGEND: Mapping[str, tuple[tuple[str, str], ...]] = {
     "modules": (("module", "module"), ("others", "others")),
     "modules_gpu": (("module", "module"), ("others", "others")),
     "python": (
-        ("function", "running, or not known"),
+        ("function", "running or unknown"),
         ("waiting", "waiting for the GIL"),
         ("idle", "idle"),
         ("others", "others"),
@@ -132,7 +132,7 @@ def _fields(request: WebRequest, trace_id: str) -> FlameFields:
     }
     for name, known in (("of", OF), ("order", ORDERS)):
         if fields[name] not in known:
-            raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is one of {', '.join(known)}")
+            raise WebError(HTTPStatus.BAD_REQUEST, f"{name} must be one of {', '.join(known)}")
     return FlameFields(trace_id=trace_id, fields=fields, root=request.first("root"), focus=request.first("focus"))
 
 

@@ -78,7 +78,7 @@ def captures_page(context: PageContext, request: WebRequest, session: WebSession
 def traces_json(context: PageContext, _request: WebRequest, _session: WebSession) -> WebAnswer:
     """The traces that the command line names, as JSON. Raises WebError if it names none."""
     if not context.files:
-        raise WebError(HTTPStatus.NOT_FOUND, "this server shows captures: they are at /captures.json")
+        raise WebError(HTTPStatus.NOT_FOUND, "this server shows captures, which are at /captures.json")
     return json_answer([asdict(trace) for trace in context.library.listed()])
 
 
@@ -146,7 +146,7 @@ def facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[tuple[str, str]]:
     made_ns = min(each.created_ns for each in captures)
     found = [
         ("host" if len(hosts) == 1 else "hosts", units.shortened(", ".join(hosts), MAX_HOSTS)),
-        ("made", units.moment(made_ns)),
+        ("created", units.moment(made_ns)),
         ("processes", units.count(sum(len(each.targets) for each in captures))),
         ("size", units.size(sum(map(stored, captures)))),
     ]

@@ -421,7 +421,7 @@ def whole_number(request: WebRequest, name: str) -> str:
     """A field that is a whole number; empty if it is missing. Raises WebError."""
     text = request.first(name)
     if text and not _NUMBER.fullmatch(text):
-        raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is a whole number, not {text[:_SHOWN]!r}")
+        raise WebError(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number, not {text[:_SHOWN]!r}")
     return text
 
 
@@ -434,8 +434,8 @@ def word(request: WebRequest, name: str, known: Sequence[str]) -> str:
     """A field that is one of a few words; empty if it is missing. Raises WebError, which names them."""
     text = request.first(name)
     if text and text not in known:
-        meant = f"one of {', '.join(known)}" if known else "not for this page"
-        raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is {meant}; got {text[:_SHOWN]!r}")
+        why = f"must be one of {', '.join(known)}; got {text[:_SHOWN]!r}" if known else "cannot be used on this page"
+        raise WebError(HTTPStatus.BAD_REQUEST, f"{name} {why}")
     return text
 
 

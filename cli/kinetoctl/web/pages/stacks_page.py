@@ -93,7 +93,7 @@ def _wanted(request: WebRequest) -> StackQuestion:
         try:
             selector, at = named_process(process)
         except ValueError as exc:
-            raise WebError(HTTPStatus.BAD_REQUEST, f"pid is the number of a process, not {process[:30]!r}") from exc
+            raise WebError(HTTPStatus.BAD_REQUEST, f"pid must be a process id, not {process[:30]!r}") from exc
         number = str(selector.pids[0])
         return StackQuestion(f"process {number}", selector, at, (number,), ("pid", process))
     if job := request.first("job"):

@@ -111,7 +111,7 @@ def _part(request: WebRequest) -> dict[str, Any]:
     """The part of the trace that is asked for, as the job of the timeline takes it. Raises WebError."""
     ends = [whole_number(request, name) for name in ("t0", "t1")]
     if any(ends) and not all(ends):
-        raise WebError(HTTPStatus.BAD_REQUEST, "t0 and t1 belong together: start and end in Unix ns")
+        raise WebError(HTTPStatus.BAD_REQUEST, "give both t0 and t1 (start and end, in Unix ns), or neither")
     if all(ends):
         return {"span": [int(end) for end in ends]}
     return {"name": request.first("name")} if request.first("name") else {}
@@ -121,5 +121,5 @@ def _described(part: Mapping[str, Any]) -> str:
     """What of the trace the page shows; empty for all of it."""
     if "span" in part:
         start, end = part["span"]
-        return f"{human((end - start) / US, 'us')} from {human(start, 'ns')} on"
-    return f"the longest {part['name']}, with what is around it" if part else ""
+        return f"{human((end - start) / US, 'us')} from {human(start, 'ns')}"
+    return f"the longest {part['name']}, with what surrounds it" if part else ""

@@ -73,7 +73,7 @@ def of_header(values: Sequence[str]) -> PageUser:
     if len(values) != 1:
         raise UnknownUser(f"the proxy must name the user in exactly one header; there are {len(values)}")
     if not _USER_NAME.fullmatch(values[0]):
-        raise UnknownUser("the name of the user is none that a host can have")
+        raise UnknownUser("the user name is not one that a host can have")
     return PageUser(user=values[0])
 
 
@@ -87,7 +87,7 @@ def of_certificate(certificate: Mapping[str, Any], der: bytes) -> PageUser:
     if _ALTERNATIVES_OID not in der:
         names = [f"CN:{value}" for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     if not names or len(names) > MAX_NAMES or not all(map(_CERTIFICATE_NAME.fullmatch, names)):
-        raise UnknownUser("the certificate has no name of a kind that counts (URI, DNS, or CN without others)")
+        raise UnknownUser("the certificate has no usable name (URI or DNS, or CN if it has no alternative names)")
     return PageUser(certificates=tuple(names))
 
 
@@ -95,7 +95,7 @@ def of_tls(connection: ssl.SSLSocket) -> PageUser:
     """The user at the other end. Raises UnknownUser."""
     certificate, der = connection.getpeercert(), connection.getpeercert(binary_form=True)
     if not certificate or not der:
-        raise UnknownUser("the client has shown no certificate")
+        raise UnknownUser("the client presented no certificate")
     return of_certificate(certificate, der)
 
 
@@ -163,7 +163,7 @@ class HttpConnection:
             head = event
             answer = self._answer(head)
         except h11.RemoteProtocolError as exc:
-            answer = failure(WebError(HTTPStatus(exc.error_status_hint), "this is no request of HTTP/1.1"))
+            answer = failure(WebError(HTTPStatus(exc.error_status_hint), "this is not an HTTP/1.1 request"))
         self._send(answer, content=head is None or head.method != b"HEAD")
         return head
 
@@ -183,7 +183,7 @@ class HttpConnection:
             raise
         except Exception:  # noqa: BLE001 - of a page: it must not take the connection down without an answer
             _log.exception("the page %s failed", head.target.partition(b"?")[0].decode("ascii", "replace"))
-            return failure(WebError(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the log says why"))
+            return failure(WebError(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; see the log"))
 
     def _received(self, head: h11.Request) -> tuple[WebRequest, Headers]:
         """The request, whose content has been read. Raises WebError."""
@@ -345,7 +345,8 @@ class TlsEntrance:
         def identify(headers: Headers) -> Any:
             if any(name.lower() == self._header for name, _ in headers):
                 raise WebError(
-                    HTTPStatus.BAD_REQUEST, f"{self._header} is for a proxy; the certificate says who you are"
+                    HTTPStatus.BAD_REQUEST,
+                    f"only proxies are allowed to send {self._header}; your certificate identifies you",
                 )
             return user
 
@@ -366,7 +367,7 @@ class TlsEntrance:
             self._context, self._stamp = _context(self._files), stamp
         except (OSError, ValueError) as exc:  # they are looked at again: they may be half-way
             if stamp != self._rejected:
-                _log.error("the new certificates cannot be used, the old ones stay in use: %s", exc)
+                _log.error("the new certificates cannot be used; the old ones stay in use: %s", exc)
             self._rejected = stamp
 
     def _stamps(self) -> tuple[Any, ...]:
@@ -401,7 +402,7 @@ class ProxyEntrance:
         self._told = {each: at for each, at in self._told.items() if now - at < _TELL_S}
         if uid not in self._told and len(self._told) < _MAX_TOLD:
             self._told[uid] = now
-            _log.warning("a connection of uid %d was closed: it is none of the proxies", uid)
+            _log.warning("closed a connection from uid %d, which is not one of the proxies", uid)
 
     def begun(self, sock: socket.socket, deadlines: ConnectionDeadlines) -> tuple[socket.socket, Identify, str]:
         """The connection as it is."""
@@ -419,7 +420,7 @@ def listening_tcp(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as exc:
-        raise Refused(f"{host}:{port} cannot be listened at: {exc.strerror or exc}") from exc
+        raise Refused(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
 
 
 def listening_unix(path: Path) -> socket.socket:
@@ -439,7 +440,7 @@ def listening_unix(path: Path) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as exc:
         sock.close()
-        raise Refused(f"{path} cannot be listened at: {exc.strerror or exc}") from exc
+        raise Refused(f"cannot listen on {path}: {exc.strerror or exc}") from exc
     return sock
 
 

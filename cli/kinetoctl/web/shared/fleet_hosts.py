@@ -379,7 +379,7 @@ class FleetDaemons:
     def _at(self, address: str) -> Place:
         place = next((each for each in self._hosts.places() if each.address == address), None)
         if place is None:
-            raise NotFound(f"these pages do not show a host at {address!r:.100}: load the list of processes again")
+            raise NotFound(f"these pages do not show a host at {address!r:.100}: reload the list of processes")
         return place
 
     def client(self, place: Place) -> AbstractContextManager[Client]:
@@ -449,7 +449,9 @@ def _nowhere(capture_id: str, answers: Sequence[HostAnswer[list[pb.Capture]]]) -
     if not errors:
         return NotFound(f"no host has a capture {capture_id}")
     if len(errors) == len(answers) and all(isinstance(answer.error, Denied) for answer in errors):
-        return Denied(f"no host shows you the capture {capture_id}; {errors[0].place.host}: {errors[0].error}")
+        return Denied(
+            f"you are not allowed to see capture {capture_id} on any host; {errors[0].place.host}: {errors[0].error}"
+        )
     named = "; ".join(f"{answer.place.host}: {answer.error}" for answer in errors[:NAMED])
     more = f"; and {len(errors) - NAMED} more" if len(errors) > NAMED else ""
-    return Unreachable(f"no host that answers has a capture {capture_id}; these do not answer: {named}{more}")
+    return Unreachable(f"no host that responds has a capture {capture_id}; not responding: {named}{more}")

@@ -188,7 +188,7 @@ def _check_sender(request: WebRequest) -> None:
     from_here = headers.get("sec-fetch-site", "none") in ("same-origin", "none")
     navigates = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if not from_here and not navigates:
-        raise WebError(HTTPStatus.FORBIDDEN, "another site asked for this")
+        raise WebError(HTTPStatus.FORBIDDEN, "this request came from another site")
 
 
 # Workers that a trace cannot take the server through: each serves one user at a time, in the daemon's own sandbox.
@@ -215,7 +215,7 @@ class WarmProcess(SocketProcess):
                 worker_main.receive(ours)
             except (EOFError, OSError):
                 os.close(child)
-                raise AnalysisFailed("the process of the analysis could not be confined; the log says why") from None
+                raise AnalysisFailed("the analysis process could not be confined; see the log") from None
             ours.settimeout(self._limits.job_s)
         except BaseException:
             ours.close()
@@ -230,9 +230,9 @@ class WarmProcess(SocketProcess):
             socket.send_fds(control, [json.dumps(asked).encode()], [theirs.fileno()])
             answer, descriptors, _, _ = socket.recv_fds(control, 64, 1)
         except OSError as exc:
-            raise AnalysisFailed("the process that starts analyses does not answer") from exc
+            raise AnalysisFailed("the process that starts analyses is not responding") from exc
         if not answer or not descriptors:
-            raise AnalysisFailed("the process of the analysis ended at once; the server's log says why")
+            raise AnalysisFailed("the analysis process ended at once; see the server's log")
         return descriptors[0]
 
     def _command(self, theirs: int) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ class WarmProcess(SocketProcess):
         with suppress(OSError):
             if ours.recv(64):
                 return
-        raise AnalysisFailed("the process that starts analyses did not start; the server's log says why")
+        raise AnalysisFailed("the process that starts analyses did not start; see the server's log")
 
 
 class ConfinedWorker:

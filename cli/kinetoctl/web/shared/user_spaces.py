@@ -68,7 +68,7 @@ class UserAnalyses:
         value = self._queue.fresh(of, self._placed(job))
         path = Path(value["path"]) if isinstance(value, dict) and isinstance(value.get("path"), str) else None
         if path is None or not path.resolve().is_relative_to(self._folder.resolve()) or not path.is_file():
-            raise AnalysisFailed("the process of the analysis named a file that is not its user's")
+            raise AnalysisFailed("the analysis process named a file that does not belong to its user")
         return {"path": str(path.resolve())}
 
     def _placed(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +103,9 @@ class UserSpace:
     def turn(self) -> Iterator[None]:
         """Waits for one of the user's turns. Raises WebError."""
         if not self._running.acquire(timeout=WAIT_S):
-            raise WebError(HTTPStatus.SERVICE_UNAVAILABLE, "your other pages are still being made", _LATER)
+            raise WebError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "your other pages are still being computed: wait a moment", _LATER
+            )
         try:
             yield
         finally:
@@ -274,7 +276,7 @@ class FetchedTraces(TraceLibrary):
         """Forgets what was downloaded first until there is room. Raises Refused."""
         if size > self._most_bytes:
             raise Refused(
-                f"capture {key[0]} has {units.size(size)}, more than this server keeps of one user "
+                f"capture {key[0]} has {units.size(size)}, more than this server keeps for one user "
                 f"({units.size(self._most_bytes)}, --user-space): use `kinetoctl report`"
             )
         with self._room:

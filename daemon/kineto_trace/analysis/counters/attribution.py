@@ -55,9 +55,9 @@ ALONE = 0.2  # share of the group's time
 NORMAL_95 = 1.96  # standard deviations
 RARE = 0.05  # share of a group's time
 MAX_COMBINATIONS = 512  # groups that are evaluated, those with the most time
-_NO_SAMPLES = "no sample lies in the time of the trace"
-_MANY = "not enough evidence: too many others take more time"
-_COLLINEAR = "not enough evidence: it ran in the same proportion to others in every sample"
+_NO_SAMPLES = "no sample lies entirely within the recorded time"
+_MANY = f"not evaluated: only the {MAX_COMBINATIONS} with the most GPU time are"
+_COLLINEAR = "not enough evidence: it ran in the same proportion to other work in every sample"
 BLOCK = 8192  # samples
 _TINY = 1e-9  # of the largest eigenvalue: smaller ones count as 0
 _WITHIN = 1e-4  # share of a combination that may lie in an undetermined direction
@@ -487,7 +487,7 @@ def _shared(found: DeviceCounters, row: int) -> str:
 def _evidence(solved: ShareFit, at: int, alone: float) -> str:
     """Reason for withholding the estimate; "" if the evidence suffices. alone: samples in which only these ran."""
     if alone < LEAST_SAMPLES:
-        return f"not enough evidence: it ran alone for {alone:.3g} samples, and {LEAST_SAMPLES} are needed"
+        return f"not enough evidence: it ran alone for only {alone:.3g} samples; {LEAST_SAMPLES} are needed"
     return _COLLINEAR if solved.samples[at] < EVIDENCE else ""
 
 
@@ -499,7 +499,7 @@ def _partner(solved: ShareFit, column: int, tiles: DeviceTiles, names: Sequence[
     name = "idle time" if other == tiles.idle else names[other]
     if name == names[column]:
         return ""
-    return f"not enough evidence: samples do not tell it from {name}"
+    return f"not enough evidence: the samples cannot distinguish it from {name}"
 
 
 def _width(error: float, scale: float, percent: float) -> str:
@@ -507,7 +507,8 @@ def _width(error: float, scale: float, percent: float) -> str:
     if error <= ERROR * scale:
         return ""
     shown = f"{error:.3g} points" if percent else f"{100 * error / max(scale, 1e-300):.3g} % of the largest sample"
-    return f"not enough evidence: ± {shown}" if np.isfinite(error) else "not enough evidence: others tell it as well"
+    told = f"the 95 % interval is ± {shown}" if np.isfinite(error) else "the samples cannot separate it from other work"
+    return f"not enough evidence: {told}"
 
 
 def _misfit(residual: float, scale: float, percent: float) -> str:
@@ -517,7 +518,7 @@ def _misfit(residual: float, scale: float, percent: float) -> str:
     shown = (
         f"{residual:.3g} points" if percent else f"{100 * residual / max(scale, 1e-300):.3g} % of the largest sample"
     )
-    return f"not enough evidence: samples differ from what one value for each would make them by {shown}"
+    return f"not enough evidence: a single value does not fit the samples (residual: {shown})"
 
 
 def device_tiles(runs: GroupedActivities, low: int, high: int) -> DeviceTiles:

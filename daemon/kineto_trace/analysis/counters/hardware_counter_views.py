@@ -32,36 +32,36 @@ from kineto_trace.structure.module_calls import NO_MODULES, backward_roots, modu
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
-NO_WORK = "the trace has no GPU activity that samples could belong to"
+NO_WORK = "the trace has no GPU activity to attribute the samples to"
 _COUNTER = columns(
     ("counter", "text", "", "what is measured; missing: no counter has a value here"),
-    ("unit", "text", "", "of the value"),
-    ("value", "float", "", "mean while it ran alone on the GPU; missing: samples do not tell it"),
+    ("unit", "text", "", "unit of the value"),
+    ("value", "float", "", "mean while it ran alone on the GPU; missing: see why"),
     ("error", "float", "", "95 % interval of the value, plus or minus, in the same unit"),
-    ("residual", "float", "", "what the values of all that ran leave of a sample that it ran in, root mean square"),
+    ("residual", "float", "", "root-mean-square error of the model for the samples in which it ran"),
     (
         "method",
         "text",
         "",
-        "direct: mean over samples in which nothing else ran; fit: least squares over samples that others ran in, too",
+        "direct: mean over samples in which nothing else ran; fit: least squares over samples shared with other work",
     ),
     ("why", "text", "", "why there is no value"),
 )
 _TIME = columns(
     ("device", "int", "", "GPU index in the process"),
     ("time_us", "float", "us", "sum of the durations of its GPU activities"),
-    ("shared_pct", "float", "%", "how much of that other work ran as well; the value is that of the rest"),
+    ("shared_pct", "float", "%", "share of that time in which other work ran as well; the value is for the rest"),
 )
 PATHS = 1024  # module paths; deeper modules count for the module around them
-OUTSIDE = "work outside of these"
+OUTSIDE = "unattributed work"
 FORWARD, BACKWARD = "forward", "backward"
 PHASES = (*STEP_PHASES, OTHER)
 Devices = tuple[DeviceCounters, ...]
-NO_LINKS = "the counters of NVLink and PCIe were not sampled: kinetoctl trace --counters=interconnect"
+NO_LINKS = "NVLink and PCIe were not sampled; sample them with kinetoctl trace --counters=interconnect"
 _LABELS = {"nvlink_received_gb_s": NVLINK[0], "nvlink_sent_gb_s": NVLINK[1], "pcie_read_gb_s": PCIE[0],
            "pcie_write_gb_s": PCIE[1]}  # fmt: skip
 ALL, AVERAGE = "all", "average"
-NO_STEPS = "the trace has no training steps with work on a GPU that has samples"
+NO_STEPS = "the trace has no training steps with work on a sampled GPU"
 _OF_PHASE = ("device", "time_us", "counter", "unit", "value", "error", "why")
 
 
@@ -95,24 +95,24 @@ class GpuSteps(NamedTuple):
     "gpu_counters",
     columns(
         ("device", "int", "", "GPU index in the process"),
-        ("counter", "text", "", "what is measured, in the same words for every vendor"),
-        ("metric", "text", "", "the vendor's name of it"),
-        ("unit", "text", "", "of the values; missing: it has none"),
+        ("counter", "text", "", "what is measured; the same name for every vendor"),
+        ("metric", "text", "", "the vendor's name for it"),
+        ("unit", "text", "", "unit of the values; missing if they have none"),
         ("mean", "float", "", "mean over the sampled time of the trace"),
         ("p50", "float", "", "median of the samples"),
         ("p95", "float", "", "95th percentile of the samples"),
         ("max", "float", "", "largest sample"),
         ("samples", "int", "", "number of samples with a value in the trace's window"),
         ("sample_us", "float", "us", "median length of a sample"),
-        ("unsampled_pct", "float", "%", "time of the trace's window without a sample"),
+        ("unsampled_pct", "float", "%", "share of the trace's window without samples"),
     ),
     nothing=NO_COUNTERS,
 )
 def gpu_counters(context: Context) -> Answer:
     """Hardware counters by GPU: how busy its units, memory and links were, and how much of the time was sampled.
 
-    Values are those of the whole GPU, whoever used it. Samples without a value, or with an impossible one (percentages
-    above 105, negative values), count as time without a sample.
+    Values are those of the whole GPU, whichever process used it. Samples without a value, or with an impossible one
+    (percentages above 105, negative values), count as time without a sample.
     """
     low, high = context.trace.window_start_ns, context.trace.window_end_ns
     rows = []
@@ -195,17 +195,17 @@ def _named_rows(context: Context, found: Iterable[DeviceCounters], counter: str)
 
 @view("kernel_counters", columns(("name", "text", "", "kernel, copy or fill")) + _TIME + _COUNTER, nothing=NO_COUNTERS)
 def kernel_counters(context: Context, *, counter: str = "") -> Answer:
-    """Hardware counters by kernel: how each one uses the GPU's units and memory, those with the most time first.
+    """Hardware counters by kernel: how each one uses the GPU's units and memory; longest total time first.
 
     Samples measure the whole GPU. Where a kernel ran alone for three samples or longer, the value is the time-weighted
-    mean of the samples within it. Otherwise a sample is modelled as the mean of everything that ran in it, weighted by
-    time, and least squares over all samples give the values, 0 to 100 for percentages; idle time has a value of its
-    own. A value is stated only with enough evidence: 50 samples' length alone, a share of the samples that differs from
-    that of anything else, a 95 % interval of at most plus or minus 10 points, and a residual of at most 8 points (for
-    counters that are no percentages, per cent of their largest sample).
+    mean of the samples within it. Otherwise, each sample is modelled as the time-weighted mean of everything that ran
+    in it, and least squares over all samples give the values (0 to 100 for percentages); idle time has a value of its
+    own. A value is given only with enough evidence: the kernel ran alone for the length of at least 50 samples, its
+    share of the samples varies independently of other work, the 95 % interval is at most ± 10 points, and the residual
+    is at most 8 points (for counters other than percentages: per cent of their largest sample).
 
     Options:
-    - counter: only counters whose name contains this text, in any case.
+    - counter: only counters whose names contain this text (case-insensitive).
     """
     rows = _named_rows(context, context.get(by_kernel), counter)
     return kernel_counters.answer(rows, notes(context))
@@ -213,15 +213,15 @@ def kernel_counters(context: Context, *, counter: str = "") -> Answer:
 
 @view(
     "op_counters",
-    columns(("name", "text", "", "operator, or annotation around work without one; missing: neither"))
+    columns(("name", "text", "", "operator, or the annotation around work without an operator; missing: neither"))
     + _TIME
     + _COUNTER,
     nothing=NO_COUNTERS,
 )
 def op_counters(context: Context, *, counter: str = "") -> Answer:
-    """Hardware counters by operator, for the GPU work that belongs to it, as in the view kernels_by_op.
+    """Hardware counters by operator; GPU work belongs to operators as in the view kernels_by_op.
 
-    The rules and options are those of kernel_counters.
+    Same rules and options as kernel_counters.
     """
     rows = _named_rows(context, context.get(by_op), counter)
     return op_counters.answer(rows, notes(context))
@@ -229,13 +229,15 @@ def op_counters(context: Context, *, counter: str = "") -> Answer:
 
 @view(
     "annotation_counters",
-    columns(("name", "text", "", "innermost annotation around the launch; missing: none but steps")) + _TIME + _COUNTER,
+    columns(("name", "text", "", "innermost annotation around the launch; missing: none, or only steps"))
+    + _TIME
+    + _COUNTER,
     nothing=NO_COUNTERS,
 )
 def annotation_counters(context: Context, *, counter: str = "") -> Answer:
     """Hardware counters by user annotation, for the GPU work launched in it, nested annotations excluded.
 
-    The rules and options are those of kernel_counters.
+    Same rules and options as kernel_counters.
     """
     rows = _named_rows(context, context.get(by_annotation), counter)
     return annotation_counters.answer(rows, notes(context))
@@ -245,19 +247,19 @@ def annotation_counters(context: Context, *, counter: str = "") -> Answer:
     "module_counters",
     columns(
         ("path", "text", "", "names of the modules from the outermost to this one, separated by /"),
-        ("name", "text", "", "the module's class, and its number among the modules of this class"),
+        ("name", "text", "", "class of the module, and its number among the modules of that class"),
         ("depth", "int", "", "nesting depth; 0 is outermost"),
-        ("part", "text", "", "forward: what its calls launched; backward: what its operators' backward launched"),
+        ("part", "text", "", "forward: launched by its calls; backward: by the backward pass of its operators"),
     )
     + _TIME
     + _COUNTER,
     nothing=NO_COUNTERS,
 )
 def module_counters(context: Context, *, counter: str = "") -> Answer:
-    """Hardware counters by module (nn.Module), each with the modules inside, as in the view modules.
+    """Hardware counters by module (nn.Module), nested modules included, as in the view modules.
 
-    The rules and options are those of kernel_counters. Of modules that run side by side, the value is that of the time
-    in which one of them ran alone.
+    Same rules and options as kernel_counters. For modules that run at the same time, the values cover only the time in
+    which one of them ran alone.
     """
     found = context.get(by_module)
     count, rows = len(found.path), []
@@ -368,22 +370,23 @@ def _of_backward(context: Context) -> Ints:
         ("device", "int", "", "GPU index in the process"),
         ("calls", "int", "", "number of kernels"),
         ("time_us", "float", "us", "sum of their durations, waiting for other ranks included"),
-        ("busbw_gb_s", "float", "GB/s", "bus bandwidth of that time (nccl-tests); missing: the size is not known"),
+        ("busbw_gb_s", "float", "GB/s", "bus bandwidth over that time (nccl-tests); missing: the size is unknown"),
         ("nvlink_received_gb_s", "float", "GB/s", "received over NVLink while they ran"),
         ("nvlink_sent_gb_s", "float", "GB/s", "sent over NVLink while they ran"),
-        ("nvlink_pct", "float", "%", "nvlink_sent_gb_s by busbw_gb_s"),
-        ("pcie_read_gb_s", "float", "GB/s", "read over PCIe while they ran, by whatever work"),
-        ("pcie_write_gb_s", "float", "GB/s", "written over PCIe while they ran, by whatever work"),
+        ("nvlink_pct", "float", "%", "nvlink_sent_gb_s as a share of busbw_gb_s"),
+        ("pcie_read_gb_s", "float", "GB/s", "read over PCIe while they ran, by any work"),
+        ("pcie_write_gb_s", "float", "GB/s", "written over PCIe while they ran, by any work"),
         ("why", "text", "", "why values are missing"),
     ),
     nothing=NO_COUNTERS,
 )
 def collective_counters(context: Context) -> Answer:
-    """What collectives of one rank move over NVLink and PCIe, beside their bus bandwidth, by kind and size.
+    """What the collectives of one rank move over NVLink and PCIe, and their bus bandwidth, by kind and size.
 
     Values are computed as in the view kernel_counters, but only collectives count as work, because other kernels hardly
-    use NVLink. A ring sends about as many bytes over NVLink as the bus bandwidth says (nvlink_pct near 100); an
-    all_reduce inside the switch (NVLS) about half. If it is less, the data take PCIe or the network, or ranks wait.
+    use NVLink. A ring sends about as many bytes over NVLink as the bus bandwidth implies (nvlink_pct near 100), an
+    all_reduce inside the switch (NVLS) about half. If nvlink_pct is lower, the data goes over PCIe or the network, or
+    ranks wait.
     """
     found, told = context.get(collectives), notes(context)
     sampled = {track.label for track in context.get(sampled_counters)}
@@ -391,7 +394,7 @@ def collective_counters(context: Context) -> Answer:
         told.append(NO_LINKS)
     rows = [] if NO_LINKS in told or not sampled else _rows(context, found)
     if not rows and not told:
-        told.append("the trace has no collectives on a GPU that has samples")
+        told.append("the trace has no collectives on a sampled GPU")
     return collective_counters.answer(rows, told)
 
 
@@ -452,25 +455,25 @@ def gpu_steps(context: Context, device: int) -> GpuSteps:
 @view(
     "step_counters",
     columns(
-        ("step", "text", "", 'step number; "average": of all steps; "all": a phase over all steps'),
+        ("step", "text", "", 'step number; "average": mean of all steps; "all": a phase, over all steps'),
         (
             "phase",
             "text",
             "",
-            "loading, forward, backward, optimizer or other, by the launch of the work; missing: all",
+            "phase that launched the work: loading, forward, backward, optimizer or other; missing: whole step",
         ),
         ("device", "int", "", "GPU index in the process"),
         (
             "time_us",
             "float",
             "us",
-            "time of the step on the GPU, idle time included; of a phase, of its GPU activities",
+            "length of the step on the GPU, idle time included; for a phase, time of its GPU activities",
         ),
         ("counter", "text", "", "what is measured; missing: no counter has a value here"),
-        ("unit", "text", "", "of the value"),
-        ("value", "float", "", "mean over the step; of a phase, while its work ran alone on the GPU"),
+        ("unit", "text", "", "unit of the value"),
+        ("value", "float", "", "mean over the step; for a phase, while its work ran alone on the GPU"),
         ("sampled_pct", "float", "%", "share of the step with samples; missing for phases"),
-        ("error", "float", "", "of a phase the 95 % interval of the value, plus or minus; a step's value is exact"),
+        ("error", "float", "", "for a phase: 95 % interval of the value, plus or minus; the value of a step is exact"),
         ("why", "text", "", "why there is no value"),
     ),
     nothing=NO_COUNTERS,
@@ -478,12 +481,13 @@ def gpu_steps(context: Context, device: int) -> GpuSteps:
 def step_counters(context: Context, *, counter: str = "") -> Answer:
     """Hardware counters by training step and by phase of the steps.
 
-    A step lasts, on the GPU, from its first activity to that of the next step, or to its own last one. Its value is the
-    mean over that time, exact but for the two samples at its ends. The mean of all steps comes first. A phase has the
-    GPU work that was launched in it; its values are found as in the view kernel_counters.
+    On the GPU, a step lasts from its first activity to the first activity of the next step, or to its own last activity
+    if there is no next step. Its value is the mean over that time, exact except for the two samples at its ends. The
+    mean of all steps comes first. A phase covers the GPU work launched in it; its values are determined as in the view
+    kernel_counters.
 
     Options:
-    - counter: only counters whose name contains this text, in any case.
+    - counter: only counters whose names contain this text (case-insensitive).
     """
     tracks = [track for track in context.get(sampled_counters) if counter.casefold() in track.label.casefold()]
     told, rows = notes(context), list[dict[str, Any]]()
@@ -509,7 +513,7 @@ def step_counters(context: Context, *, counter: str = "") -> Answer:
                     "value": mean[place],
                     "sampled_pct": 100 * covered[place] / max(int(took[place]), 1),
                     "error": None,
-                    "why": None if covered[place] else "no sample lies in it",
+                    "why": None if covered[place] else "no sample lies in the step",
                 }
             )
     if tracks and not rows:

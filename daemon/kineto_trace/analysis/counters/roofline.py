@@ -75,8 +75,7 @@ By = Literal["kernel", "op"]
 NO_CLOCKS = "power and clocks were not sampled, though other counters were"
 # As measured: tests/gpu/counters_proof.py.
 OWN_POWER = (
-    "sampling hardware counters takes power itself (32 W on an H200), so that work at the power limit was some 1 % "
-    "slower for it"
+    "sampling hardware counters itself draws power (32 W on an H200), so work at the power limit was about 1 % slower"
 )
 _TOGETHER = 1.5  # sample lengths: spans that begin this soon after the previous one are joined to it
 _CLOCKS = frozenset((POWER, POWER_LIMIT, SM_CLOCK, GPC_CLOCK, MEMORY_CLOCK, TEMPERATURE, *THROTTLED))
@@ -149,7 +148,7 @@ class RoofPoint:
 def roofline_verdict(use: UnitUse, traits: WorkTraits) -> tuple[str, str]:
     """Returns the verdict and the numbers behind it."""
     if traits.link:
-        return NOT_KNOWN, "it moves data over a link: view collective_counters"
+        return NOT_KNOWN, "it moves data over a link: see the view collective_counters"
     said = ", ".join(
         f"{name} {value:.3g} %"
         for name, value in (
@@ -161,18 +160,18 @@ def roofline_verdict(use: UnitUse, traits: WorkTraits) -> tuple[str, str]:
         if not np.isnan(value)
     )
     if not said:
-        return NOT_KNOWN, "no counter of DRAM or of a unit that computes has a value"
+        return NOT_KNOWN, "no counter of DRAM or of a compute unit has a value"
     if np.fmax(use.dram, use.compute) >= BOUND:
         return (MEMORY_BOUND if use.dram >= np.fmax(use.compute, BOUND) else COMPUTE_BOUND), f"{said} of peak"
     if np.isnan(use.dram):
         return NOT_KNOWN, f"{said}; DRAM has no value"
     if use.sm_busy < BOUND:
-        return LATENCY_BOUND, f"{said}: multiprocessors without work"
+        return LATENCY_BOUND, f"{said}: too little work for the multiprocessors"
     if traits.moves or not np.isnan(use.cores) or use.tensor >= PIPE_USED or (traits.multiplies and use.tensor >= 0):
         if not traits.moves and np.isnan(use.tensor):
             return NOT_KNOWN, f"{said}; the tensor pipe has no value"
         return LATENCY_BOUND, f"{said} of peak, each below {BOUND:g} %"
-    return NOT_KNOWN, f"{said}; the use of ordinary cores has no value: kinetoctl trace --counters=tensor"
+    return NOT_KNOWN, f"{said}; the use of ordinary cores is unknown: sample it with kinetoctl trace --counters=tensor"
 
 
 def kernel_roofline(context: Context) -> tuple[RoofPoint, ...]:
@@ -315,36 +314,36 @@ def _by_activity(context: Context, values: dict[tuple[int, int], float]) -> Floa
         ("time_us", "float", "us", "sum of the durations of its GPU activities"),
         ("share_pct", "float", "%", "share of the time of all activities of this GPU"),
         ("verdict", "text", "", "memory-bound, compute-bound, latency-bound or not known"),
-        ("why", "text", "", "the numbers that the verdict comes from, or what is missing for one"),
-        ("dram_pct", "float", "%", "use of the memory, of its peak"),
-        ("dram_error_pct", "float", "%", "95 % interval of that, plus or minus, in points"),
-        ("dram_gb_s", "float", "GB/s", "bytes read and written: counted, else dram_pct of the peak"),
+        ("why", "text", "", "numbers behind the verdict, or what is missing for one"),
+        ("dram_pct", "float", "%", "use of the memory, as a share of its peak"),
+        ("dram_error_pct", "float", "%", "95 % interval of dram_pct, plus or minus, in points"),
+        ("dram_gb_s", "float", "GB/s", "rate of bytes read and written: counted, or else dram_pct of the peak"),
         ("peak_gb_s", "float", "GB/s", "peak of this GPU's memory, from its data sheet"),
-        ("tensor_pct", "float", "%", "use of the tensor pipe, of its peak"),
-        ("cores_pct", "float", "%", "use of ordinary cores: the FMA pipe or instructions, the larger one"),
-        ("compute_pct", "float", "%", "the larger one of tensor_pct and cores_pct"),
-        ("sm_busy_pct", "float", "%", "time in which a multiprocessor has work"),
-        ("occupancy_pct", "float", "%", "warps on multiprocessors that have work, of the most that fit"),
-        ("precision", "text", "", "in which it computes, by the kernel's name or its operator's inputs"),
+        ("tensor_pct", "float", "%", "use of the tensor pipe, as a share of its peak"),
+        ("cores_pct", "float", "%", "use of ordinary cores: FMA pipe or instructions, whichever is larger"),
+        ("compute_pct", "float", "%", "the larger of tensor_pct and cores_pct"),
+        ("sm_busy_pct", "float", "%", "share of the time in which a multiprocessor has work"),
+        ("occupancy_pct", "float", "%", "warps on multiprocessors that have work, as a share of the maximum"),
+        ("precision", "text", "", "precision of its computation, by the kernel's name or its operator's inputs"),
         (
             "speed_tflop_s",
             "float",
             "TFLOP/s",
-            "what tensor_pct stands for in that precision, at the data sheet's clock",
+            "rate that corresponds to tensor_pct in that precision, at the data sheet's clock",
         ),
         ("peak_tflop_s", "float", "TFLOP/s", "peak of this GPU in that precision, from its data sheet"),
-        ("intensity_flop_byte", "float", "FLOP/byte", "speed_tflop_s by dram_gb_s"),
+        ("intensity_flop_byte", "float", "FLOP/byte", "speed_tflop_s divided by dram_gb_s"),
     ),
     nothing=NO_COUNTERS,
 )
 def roofline(context: Context, *, by: By = "kernel") -> Answer:
-    """What limits each kernel or operator, by measurement: memory, computing, or neither (latency).
+    """What limits each kernel or operator, as measured: memory, computing, or neither (latency).
 
-    Counters of kernels are those of the view kernel_counters. The larger of the uses of DRAM and of the compute units
-    decides if it is 60 % of its peak or more, the threshold in Nsight Compute's rule for latency. A row is
-    latency-bound if both are below it, or if multiprocessors have work for less than 60 % of the time. This verdict
-    needs a value of every unit that the work may use: the tensor pipe and, except for kernels that multiply on tensor
-    cores, ordinary cores (kinetoctl trace --counters=tensor); otherwise the verdict is unknown. It is also unknown for
+    Counters are those of the views kernel_counters and op_counters. If DRAM or the compute units reach 60 % of their
+    peak, the higher one decides; the threshold is that of Nsight Compute's rule for latency. If neither reaches it, the
+    row is latency-bound. Unless multiprocessors have work for less than 60 % of the time, that verdict needs a value
+    for DRAM and for every unit that the work may use: the tensor pipe and, except for kernels that multiply on tensor
+    cores, ordinary cores (kinetoctl trace --counters=tensor). Otherwise the verdict is "not known", as it is for
     collectives and copies between host and GPU, which are limited by a link (view collective_counters).
 
     Options:
@@ -380,7 +379,7 @@ def roofline(context: Context, *, by: By = "kernel") -> Answer:
     ]
     told = notes(context)
     if rows and np.isnan([point.peak_bytes_s for point in found]).all():
-        told.append("this version does not know the peaks of this GPU: rates are missing")
+        told.append("rates are missing: this version of kinetod does not know the peak rates of this GPU")
     return roofline.answer(rows, told)
 
 
@@ -453,30 +452,35 @@ def step_times(context: Context, device: int) -> Union:
     columns(
         ("device", "int", "", "GPU index in the process"),
         ("power_w", "float", "W", "mean power"),
-        ("max_power_w", "float", "W", "largest sample of the power"),
-        ("power_limit_w", "float", "W", "mean of the limit"),
+        ("max_power_w", "float", "W", "largest power sample"),
+        ("power_limit_w", "float", "W", "mean power limit"),
         ("sm_clock_mhz", "float", "MHz", "mean clock of the multiprocessors"),
-        ("max_sm_clock_mhz", "float", "MHz", "its largest sample"),
+        ("max_sm_clock_mhz", "float", "MHz", "largest sample of that clock"),
         ("memory_clock_mhz", "float", "MHz", "mean clock of the memory"),
         ("temperature_c", "float", "°C", "mean temperature"),
-        ("max_temperature_c", "float", "°C", "its largest sample"),
-        ("power_throttled_pct", "float", "%", "time of the trace in which its power limit held the clock down"),
-        ("heat_throttled_pct", "float", "%", "time in which its temperature did"),
-        ("hardware_throttled_pct", "float", "%", "time in which its hardware did, such as its power supply"),
+        ("max_temperature_c", "float", "°C", "largest temperature sample"),
+        ("power_throttled_pct", "float", "%", "share of the trace in which the power limit held the clock down"),
+        ("heat_throttled_pct", "float", "%", "share of the trace in which the temperature held the clock down"),
+        (
+            "hardware_throttled_pct",
+            "float",
+            "%",
+            "share of the trace in which the hardware (such as the power supply) held the clock down",
+        ),
         (
             "steps_throttled_pct",
             "float",
             "%",
-            "time of the steps in which any of these did; without steps, of the trace",
+            "share of the step time in which any of these held the clock down; without steps, of the trace",
         ),
-        ("throttled_sm_clock_mhz", "float", "MHz", "mean clock of the multiprocessors in that time"),
+        ("throttled_sm_clock_mhz", "float", "MHz", "mean clock of the multiprocessors while it was held down"),
     ),
     nothing=NO_COUNTERS,
 )
 def gpu_clocks(context: Context) -> Answer:
     """Power, clocks and temperature of each GPU, and how much of the time it was throttled.
 
-    Reasons that were not sampled are missing, not zero. The view throttling has the spans.
+    Reasons that were not sampled are missing, not zero. The view throttling lists the spans.
     """
     tracks = context.get(sampled_counters)
     devices = sorted({track.device for track in tracks if track.label in _CLOCKS})
@@ -522,16 +526,16 @@ def _clock_row(context: Context, device: int) -> dict[str, Any]:
         ("device", "int", "", "GPU index in the process"),
         ("reason", "text", "", "power, heat or hardware"),
         ("start_ns", "int", "ns", "Unix time of the first sample"),
-        ("duration_us", "float", "us", "time until the end of the last sample"),
-        ("sm_clock_mhz", "float", "MHz", "mean clock of the multiprocessors in it"),
-        ("power_w", "float", "W", "mean power in it"),
-        ("temperature_c", "float", "°C", "mean temperature in it"),
+        ("duration_us", "float", "us", "time from then until the end of the last sample"),
+        ("sm_clock_mhz", "float", "MHz", "mean clock of the multiprocessors in the span"),
+        ("power_w", "float", "W", "mean power in the span"),
+        ("temperature_c", "float", "°C", "mean temperature in the span"),
     ),
 )
 def throttling_spans(context: Context) -> Answer:
     """When GPUs were throttled, according to the samples: spans by reason, in order of time.
 
-    A span may begin or end earlier or later by one sampling interval.
+    The actual span may begin and end up to one sampling interval earlier or later.
     """
     rows = []
     for device in sorted({track.device for track in context.get(sampled_counters)}):

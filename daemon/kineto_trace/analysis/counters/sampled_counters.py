@@ -27,7 +27,7 @@ from kineto_trace.model.trace import COUNTER_TABLES, GPU_TABLES, Trace
 PERCENT, CELSIUS = "%", "°C"
 ABOVE = 105.0  # %: a larger value is invalid
 _LARGEST = float(np.finfo(np.float32).max)  # samples are as precise as a float32
-NO_COUNTERS = "no counters were recorded: kinetoctl trace --counters"
+NO_COUNTERS = "no counters were recorded; record them with kinetoctl trace --counters"
 
 GPU_BUSY, SM_BUSY, TENSOR, DRAM, OCCUPANCY = "GPU busy", "SM busy", "Tensor pipe", "DRAM", "Occupancy"
 INSTRUCTIONS, FMA = "Instructions", "FMA pipe"
@@ -177,11 +177,11 @@ def left_out_note(context: Context) -> list[str]:
     found = context.get(sampled_counters)
     devices = sorted({track.device for track in found if track.mixed})
     mixed = [
-        f"samples of GPU {', '.join(map(str, devices))} are left out: GPUs of several ranks have this number in the "
-        "merged file; run the view on the ranks' own traces"
+        f"samples of GPU {', '.join(map(str, devices))} are left out: in the merged file, GPUs of several ranks have "
+        "this number; run the view on each rank's own trace"
     ] * bool(devices)
     count, every = sum(track.left_out for track in found), sum(len(track) + track.left_out for track in found)
     if not count:
         return mixed
     labels = ", ".join(dict.fromkeys(track.label for track in found if track.left_out))
-    return [*mixed, f"{count:,} of {every:,} samples have no value, or one that cannot be, and are left out: {labels}"]
+    return [*mixed, f"{count:,} of {every:,} samples are left out: their value is missing or impossible ({labels})"]

@@ -59,46 +59,46 @@ SLOWER, FASTER, NEW, GONE = "slower", "faster", "new", "gone"
 NOISE, UNKNOWN = "within noise", "unknown"
 CHANGES = (SLOWER, FASTER, NEW, GONE)
 PER_STEP, PER_SECOND = "step", "second"
-TRIMMED = "means leave out the slowest and the fastest tenth of the steps"  # those of rows that every step has
+TRIMMED = "means exclude the slowest and the fastest tenth of the steps"  # those of rows that every step has
 FEW_STEPS = 4
 
 
 COLUMNS = columns(
     ("name", "text", "", "what is compared"),
-    ("time", "text", "", "host, gpu, or step: which time the figures are"),
+    ("time", "text", "", "kind of time: host, gpu or step"),
     (
         "verdict",
         "text",
         "",
-        "slower, faster, new or gone (differences beyond the noise over the steps), within noise, or unknown (the "
-        "noise cannot be told: fewer than two whole steps, or not recorded in one trace)",
+        "slower, faster, new or gone (the difference exceeds the noise between steps), within noise, or unknown (fewer "
+        "than two complete steps, or not recorded in one trace)",
     ),
     ("baseline_us", "float", "us", "time per step or second, baseline"),
     ("other_us", "float", "us", "time per step or second, other trace"),
-    ("delta_us", "float", "us", "other less baseline"),
+    ("delta_us", "float", "us", "other minus baseline"),
     ("delta_pct", "float", "%", "delta as a share of the baseline; missing if the baseline is 0"),
-    ("delta_low_us", "float", "us", "lower end of the interval of the delta; missing if it is not known"),
+    ("delta_low_us", "float", "us", "lower end of the interval of the delta; missing if unknown"),
     ("delta_high_us", "float", "us", "upper end of the interval of the delta"),
     ("step_delta_pct", "float", "%", "delta as a share of the baseline's step time"),
     ("calls_baseline", "float", "", "number of calls per step or second, baseline; missing for parts of a step"),
     ("calls_other", "float", "", "number of calls per step or second, other trace"),
-    ("p_value", "float", "", "probability of such a difference by chance, before the correction for many rows"),
-    ("per", "text", "", "step or second: what the figures are per"),
+    ("p_value", "float", "", "probability of such a difference by chance, before correction for the number of rows"),
+    ("per", "text", "", "step or second: unit that times and numbers of calls refer to"),
 )
 
 
 OPERATOR_COLUMNS = (
     *COLUMNS,
     *columns(
-        ("total_verdict", "text", "", "the same verdict on the time with the operators inside"),
-        ("total_baseline_us", "float", "us", "time per step or second with the operators inside, baseline"),
-        ("total_other_us", "float", "us", "time per step or second with the operators inside, other trace"),
-        ("total_delta_us", "float", "us", "other less baseline, with the operators inside"),
-        ("total_delta_pct", "float", "%", "that as a share of the baseline; missing if the baseline is 0"),
+        ("total_verdict", "text", "", "verdict on the time including nested operators"),
+        ("total_baseline_us", "float", "us", "time per step or second including nested operators, baseline"),
+        ("total_other_us", "float", "us", "time per step or second including nested operators, other trace"),
+        ("total_delta_us", "float", "us", "other minus baseline, including nested operators"),
+        ("total_delta_pct", "float", "%", "total_delta_us as a share of the baseline; missing if the baseline is 0"),
     ),
 )
 TOTALS = ("verdict", "baseline_us", "other_us", "delta_us", "delta_pct")  # named total_… in OPERATOR_COLUMNS
-NO_PYTHON = "a trace has no Python functions: record with stacks (with_stack=True, or kinetod's sampler)"
+NO_PYTHON = "one trace has no Python functions: record with stacks (with_stack=True, or kinetod's sampler)"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python\d+\.\d+)/")
 STEP = "step"  # the row of the whole step, and the kind of time of the parts that sum up to it
@@ -121,7 +121,7 @@ def compare_jobs(of: View, baseline: Sequence[Any], other: Sequence[Any], **opti
     if len(baseline) == len(other) == 1:
         return of.combine([(0, baseline[0]), (1, other[0])], **options)
     if not all(isinstance(each, StepSamples) for each in (*baseline, *other)):
-        raise ViewError(f"view {of.name} compares one trace with one: choose a rank")
+        raise ViewError(f"view {of.name} cannot compare jobs of several ranks: choose one rank")
     return of.combine([(0, mean_of_ranks(baseline)), (1, mean_of_ranks(other))], **options)
 
 
@@ -147,8 +147,8 @@ def missing_ranks(baseline: Mapping[int, Any], other: Mapping[int, Any]) -> list
     for here, there, side in ((baseline, other, "other job"), (other, baseline, "baseline")):
         missing = sorted(set(here) - set(there))
         if missing:
-            names = ", ".join(map(str, missing))
-            notes.append(f"rank{'s' if len(missing) > 1 else ''} {names} missing in the {side}: not compared")
+            names = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} are"
+            notes.append(f"{names} missing in the {side}: not compared")
     return notes
 
 
@@ -259,24 +259,24 @@ def _notes(first: StepSamples, second: StepSamples) -> list[str]:
         which = "baseline" if not counts[0] else "other trace"
         which = "traces" if not max(counts) else which
         return [
-            f"the {which} {'have' if which == 'traces' else 'has'} no whole training steps (ProfilerStep#N) that show "
-            "the pace: times are per second of each recording, and no difference is judged because its noise is not "
-            "known",
+            f"the {which} {'have' if which == 'traces' else 'has'} no complete training steps (ProfilerStep#N) that "
+            "show the program's usual pace: times are per second of each recording, and differences are not judged, "
+            "because the noise is unknown",
             *notes,
         ]
-    told = f"{_steps(first)} of the baseline against {_steps(second)} of the other trace, whole steps only"
+    told = f"complete steps: {_steps(first)} in the baseline, {_steps(second)} in the other trace"
     if min(counts) == 1:
-        told += "; no difference is judged, because one step does not show how much steps vary"
+        told += "; differences are not judged, because a single step does not show how much steps vary"
     elif min(counts) < FEW_STEPS:
-        told += "; with so few steps only large differences stand out from the noise"
+        told += "; with so few steps, only large differences stand out from the noise"
     if max(counts) >= MANY_STEPS:
         told += f"; {TRIMMED}"
     return [told, *notes]
 
 
 def _steps(side: StepSamples) -> str:
-    count = f"{len(side.steps)} step{'s' if len(side.steps) > 1 else ''}"
-    return f"{count} ({side.left_out} incomplete)" if side.left_out else count
+    left_out = f" ({side.left_out} incomplete left out)" if side.left_out else ""
+    return f"{len(side.steps)}{left_out}"
 
 
 def _in_order(partials: Sequence[tuple[int, StepSamples]]) -> Answer:
@@ -332,22 +332,22 @@ def _changes_first(answer: Answer) -> Answer:
 def diff_step_times(context: Context) -> StepSamples:
     """The time of a training step in two traces, and which parts of it changed.
 
-    The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which sum up to
-    it. Every view that compares traces uses the measured steps only (view overview). The verdict tells a real
-    difference from noise over the steps: at most 5 % of the rows that are called changed are so by chance, and the
-    interval of such a row excludes 0. Two recordings of the same program may still differ because of clocks, placement
-    or other programs, since the noise is measured within each recording.
+    The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which add up to
+    it. All views that compare traces use only the measured steps (see the view overview). The verdict separates real
+    differences from noise between steps: at most 5 % of the rows reported as changed are so by chance, and the interval
+    of such a row excludes 0. Two recordings of the same program may still differ because of clocks, placement or other
+    programs, since the noise is measured within each recording.
     """
     return role_samples(context)
 
 
 @view("diff_operators", OPERATOR_COLUMNS, reduce=_with_totals)
 def diff_operators(context: Context, *, total: bool = False) -> StepSamples:
-    """Operators of two traces by name: their self time in each step, and what changed.
+    """Operators of two traces by name: their self time per step, and what changed.
 
-    Host time is that of the operator without nested operators; GPU time is that of the work it launched itself. The
-    columns `total_…` include nested operators; an operator nested in one of the same name adds nothing. GPU work
-    outside operators counts for the annotation around its launch. The rules are those of diff_step_times. Changed rows
+    Host time excludes nested operators; GPU time is that of the work that the operator itself launched. The columns
+    `total_…` include nested operators, but an operator nested in one of the same name counts only once. GPU work
+    launched outside operators counts for the annotation around its launch. Same rules as diff_step_times. Changed rows
     come first, largest difference first.
 
     Options:
@@ -359,10 +359,10 @@ def diff_operators(context: Context, *, total: bool = False) -> StepSamples:
 
 @view("diff_kernel_names", COLUMNS, reduce=_by_change)
 def diff_kernel_names(context: Context, *, short_names: bool = False) -> StepSamples:
-    """Kernels, copies and fills of two traces by name: the GPU time of each step, and what changed.
+    """Kernels, copies and fills of two traces by name: their GPU time per step, and what changed.
 
-    A kernel belongs to the step in which it was launched. The rules are those of diff_step_times. Changed rows come
-    first, largest difference first.
+    A kernel belongs to the step in which it was launched. Same rules as diff_step_times. Changed rows come first,
+    largest difference first.
 
     Options:
     - short_names: drop template arguments, parameters and return types, so that variants of a kernel share a row.
@@ -372,10 +372,10 @@ def diff_kernel_names(context: Context, *, short_names: bool = False) -> StepSam
 
 @view("diff_modules", COLUMNS, reduce=_by_change)
 def diff_modules(context: Context, *, total: bool = False) -> StepSamples:
-    """Modules of two traces by their path in the model: their self time in each step, and what changed.
+    """Modules of two traces by their path in the model: their self time per step, and what changed.
 
-    Times of a module exclude nested modules. The backward pass has a row of its own, which ends in " (backward)": the
-    backward operators of the module's operators. The rules are those of diff_step_times. Changed rows come first,
+    Times of a module exclude nested modules. The backward pass of a module (the backward operators of its operators)
+    has a row of its own, whose name ends in " (backward)". Same rules as diff_step_times. Changed rows come first,
     largest difference first.
 
     Options:
@@ -386,10 +386,10 @@ def diff_modules(context: Context, *, total: bool = False) -> StepSamples:
 
 @view("diff_call_paths", COLUMNS, reduce=_by_change)
 def diff_call_paths(context: Context, *, total: bool = False) -> StepSamples:
-    """Call paths of two traces: operators and annotations by everything around them, per step, and what changed.
+    """Call paths of two traces: time per step of operators and annotations in each chain of calls, and what changed.
 
-    Names of a path are separated by " > "; paths are those of the view `call_tree`. Times are self times. The rules are
-    those of diff_step_times. Changed rows come first, largest difference first.
+    The names in a path are separated by " > "; paths are those of the view `call_tree`. Times are self times. Same
+    rules as diff_step_times. Changed rows come first, largest difference first.
 
     Options:
     - total: include nested calls.
@@ -399,10 +399,10 @@ def diff_call_paths(context: Context, *, total: bool = False) -> StepSamples:
 
 @view("diff_python_functions", COLUMNS, reduce=_by_change)
 def diff_python_functions(context: Context) -> StepSamples:
-    """Python functions of two traces: the time in which each was the innermost one, per step, and what changed.
+    """Python functions of two traces: time per step in which each was the innermost function, and what changed.
 
-    The C code that a function calls counts for it. Functions are matched by file and name, whatever the line and the
-    folder. Sampled time is the number of samples times their interval, waiting included. The rules are those of
+    C code called by a function counts for that function. Functions are matched by file and name, regardless of line and
+    folder. Sampled time is the number of samples times the sampling interval, waiting included. Same rules as
     diff_step_times. Changed rows come first, largest difference first.
     """
     return function_samples(context)
@@ -515,7 +515,7 @@ def module_samples(context: Context, *, total: bool) -> StepSamples:
         TimedEvents(HOST, len(names) + module[back], table["start"][back], times.host_total[back]),
         TimedEvents(GPU, len(names) + module[root], moment[back_of], took[back_of]),
     ]
-    notes = [] if len(found) else ["a trace has no calls of modules: record with with_modules=True or with_stack=True"]
+    notes = [] if len(found) else ["one trace has no module calls: record with with_modules=True or with_stack=True"]
     return samples(context, parts, [*names, *(name + BACKWARD for name in names)], notes)
 
 

@@ -30,10 +30,10 @@ CALLS: tuple[tuple[str, Any, str, str], ...] = (
     ("calls_delta", "int", "", "other minus baseline"),
 )
 OPERATORS: Mapping[str, str] = {
-    "device_total": "GPU time launched by it and by the operators inside it",
-    "device_self": "GPU time launched by its own calls",
+    "device_total": "GPU time of the work launched by it and by nested operators",
+    "device_self": "GPU time of the work launched by its own calls",
     "host_total": "time on the host",
-    "host_self": "host time minus that of the operators inside it and of its own calls",
+    "host_self": "host time minus that of nested operators and of its own calls",
 }
 
 
@@ -94,7 +94,7 @@ def _all(context: Context, device: EventsOn, step: int | None) -> tuple[Ints32, 
     found = context.get(steps)
     rows = np.flatnonzero(found.number == step)
     if not len(rows):
-        raise ViewError(f"view diff_event_names: the trace has no step {step}; there are: {found.number.tolist()}")
+        raise ViewError(f"view diff_event_names: the trace has no step {step}; available: {found.number.tolist()}")
     inside = np.zeros(len(time), np.bool_)
     for row in rows.tolist():
         inside |= (time >= found.start[row]) & (time < found.end[row])
@@ -108,9 +108,9 @@ def _suffix(unit: str) -> str:
 def measure_columns(name: str, unit: str, meaning: str) -> tuple[tuple[str, Any, str, str], ...]:
     """Returns the four columns of one measure."""
     return (
-        (f"{name}_baseline{_suffix(unit)}", "float", unit, f"{meaning}, baseline (0 if it is missing)"),
-        (f"{name}_other{_suffix(unit)}", "float", unit, f"{meaning}, other trace (0 if it is missing)"),
-        (f"{name}_delta{_suffix(unit)}", "float", unit, "other less baseline"),
+        (f"{name}_baseline{_suffix(unit)}", "float", unit, f"{meaning}, baseline (0 if missing)"),
+        (f"{name}_other{_suffix(unit)}", "float", unit, f"{meaning}, other trace (0 if missing)"),
+        (f"{name}_delta{_suffix(unit)}", "float", unit, "other minus baseline"),
         (f"{name}_delta_pct", "float", "%", "delta as a share of the baseline; missing if the baseline is 0"),
     )
 
@@ -127,14 +127,14 @@ def diff_event_names(
     step: int | None = None,
     short_names: bool = False,
 ) -> Side:
-    """All events of two traces by name: their number, their total time, and what changed.
+    """All events of two traces by name: their count, their total time, and what changed.
 
     Options:
     - device: "cpu" for operators, annotations and calls; "gpu" for kernels, copies and fills; "all" for both.
-    - step: only events that began in this training step (N of ProfilerStep#N); GPU work counts by its launching call.
-      Without it, all events count.
-    - short_names: drop template arguments, parameters and return types of kernels, so that their variants share a row
-      (HTA's use_short_name).
+    - step: only events that began in this training step (N of ProfilerStep#N); GPU work belongs to the step of the call
+      that launched it. Without this option, all events count.
+    - short_names: drop template arguments, parameters and return types of kernels, so that variants of a kernel share a
+      row (HTA's use_short_name).
     """
     return side_of(context, *_all(context, device, step), short_names)
 

@@ -58,7 +58,9 @@ NS_PER_US = 1000
 HOST_KINDS = (*OP_TABLES, *API_TABLES)
 NEGLIGIBLE = 0.01  # share of a step; less unrecorded time is ignored
 MAX_CELLS = 8_000_000  # of a matrix [row, step]: 64 MB
-RAN_AHEAD = "the host ran ahead so far that GPU work of its steps is missing: it counts for the step in which it ran"
+RAN_AHEAD = (
+    "the host ran so far ahead that the GPU work of its steps is missing: GPU work counts for the step in which it ran"
+)
 
 
 @dataclass(frozen=True, slots=True)

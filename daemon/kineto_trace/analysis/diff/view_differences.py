@@ -42,9 +42,9 @@ Key = tuple[Any, ...]
 RELEVANT_PCT = 0.1  # of the step: smaller increases are not regressions
 CHECKS = columns(
     ("compared", "text", "", "what was compared: steps, ops, kernels and so on"),
-    ("row", "text", "", "row of it that has the limit; the name of the view: all rows"),
+    ("row", "text", "", "row to which the limit applies; the name of the view: all rows"),
     ("outcome", "text", "", "passed, failed, or unknown: cannot be judged"),
-    ("message", "text", "", "the figures in words"),
+    ("message", "text", "", "the figures, as text"),
 )
 
 
@@ -184,7 +184,8 @@ def view_differences(
     how = COMPARED.get(other.view)
     if how is None:
         raise ViewError(
-            f"the rows of the view {other.view} are moments, events or texts, without counterparts in another trace"
+            f"view {other.view} cannot be compared: its rows are moments, events or texts, which have no counterparts "
+            "in another trace"
         )
     if isinstance(how, ComparedSteps):
         return _by_steps(baseline, other, how, extents)
@@ -225,10 +226,10 @@ def _by_rows(
         found[name] = first, second
     order = _largest_first(*found[figures[0]])
     notes = [
-        "differences are not judged: this view has one figure for the whole recording, so how much it varies is unknown"
+        "differences are not judged: this view has a single figure for the whole recording, so its noise is unknown"
     ]
     if how.sums:
-        notes.append(f"{', '.join(how.sums)}: per {per}, as far as the lengths of the recordings tell")
+        notes.append(f"{', '.join(how.sums)}: per {per}, estimated from the lengths of the recordings")
     return _result(other, how.keys, keys, found, order, {}, notes)
 
 
@@ -281,12 +282,12 @@ def _by_steps(
         verdicts[name] = _verdicts(first, second, ERROR_RATE / len(how.figures))
     order = _largest_first(*found[how.figures[0]])
     notes = [
-        "means over the whole steps of each rank; a difference is called longer or shorter only if it is beyond the "
-        "noise over the steps"
+        "means over the complete steps of each rank; a difference is called longer or shorter only if it exceeds the "
+        "noise between steps"
     ]
     alone = len(sides[0].keys() ^ sides[1].keys())
     if alone:
-        notes.append(f"{alone} rows have whole steps in one of the traces only: not compared")
+        notes.append(f"{alone} rows have complete steps in only one of the traces: not compared")
     return _result(other, how.keys, keys, found, order, verdicts, notes)
 
 
@@ -368,7 +369,7 @@ def _result(
         for word, meaning, side in (
             ("other", f"{own.meaning}, this trace", second),
             ("baseline", f"{own.meaning}, baseline", first),
-            ("delta", "this trace less baseline", [_delta(*pair) for pair in zip(first, second, strict=True)]),
+            ("delta", "this trace minus baseline", [_delta(*pair) for pair in zip(first, second, strict=True)]),
         ):
             label = _named(own, word, _SUFFIXES.get(own.unit, ""))
             schema.append(ResultColumn(label, "float", own.unit, meaning))
@@ -395,7 +396,7 @@ def regressions(result: Result, limit_pct: float, *, only: str = "") -> list[Che
         Check(_name(row), CheckOutcome.FAILED, change_text(row)) for row in rows if _slower(row, limit_pct, bool(only))
     ]
     if unknown or not rows:
-        why = "; ".join(result.notes) or "nothing was recorded that could be compared"
+        why = "; ".join(result.notes) or "nothing comparable was recorded"
         return [*found, Check(only or result.view, CheckOutcome.UNKNOWN, f"{len(unknown)} of {len(rows)} rows: {why}")]
     if found:
         return found
@@ -404,7 +405,7 @@ def regressions(result: Result, limit_pct: float, *, only: str = "") -> list[Che
     told = f"none of {len(rows)} rows is slower by {limit_pct:g} % or more beyond the noise"
     hidden = sum(_relevant(row, limit_pct) and _hides(row, limit_pct) for row in rows)
     if hidden:
-        told += f"; in {hidden} of them the noise would hide that: record more steps"
+        told += f"; in {hidden} of them, the noise would hide such a slowdown: record more steps"
     return [Check(result.view, CheckOutcome.PASSED, told)]
 
 
@@ -412,7 +413,7 @@ def _judged(row: Mapping[str, Any], limit_pct: float) -> Check:
     """Returns the outcome for a row that is not slower beyond the noise by the limit."""
     if _hides(row, limit_pct):
         told = f"{change_text(row)}; cannot be judged: the noise would hide a regression of {limit_pct:g} %"
-        return Check(_name(row), CheckOutcome.UNKNOWN, f"{told}: record more steps")
+        return Check(_name(row), CheckOutcome.UNKNOWN, f"{told}; record more steps")
     return Check(_name(row), CheckOutcome.PASSED, change_text(row))
 
 

@@ -32,7 +32,7 @@ SIGMAS = 3.0  # a rank is named only if it comes last this much more often than 
 _WHAT = columns(
     ("collective", "text", "", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, …"),
     ("process_group", "text", "", "name of the process group"),
-    ("group_description", "text", "", "what PyTorch calls the group: default_pg, mesh_tp, …"),
+    ("group_description", "text", "", "PyTorch's description of the group: default_pg, mesh_tp, …"),
     ("group_size", "int", "", "number of ranks in the group"),
     ("dtype", "text", "", "element type"),
     ("bytes", "int", "bytes", "size of the larger of a rank's two buffers (nccl-tests' size)"),
@@ -72,8 +72,8 @@ def _notes(matched: MatchedCollectives, found: Instances) -> list[str]:
     notes = [*matched.notes, *matched.clock_notes]
     if len(found.seen) and not (found.seen > 1).any():
         notes.append(
-            "each collective appears on one rank only: there is no skew, and durations include waiting for the other "
-            "ranks, so that the bandwidths are lower bounds"
+            "each collective appears on only one rank: skews are unknown, and durations include waiting for the other "
+            "ranks, so the bandwidths are lower bounds"
         )
     return notes
 
@@ -117,39 +117,39 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: AlignBy = "
     _WHAT
     + columns(
         ("sequence", "int", "", "PyTorch's sequence number in the process group"),
-        ("ranks_seen", "int", "", "number of ranks whose trace has it"),
+        ("ranks_seen", "int", "", "number of ranks whose traces contain it"),
         ("start_ns", "int", "ns", "Unix time at which the first rank began"),
         ("duration_us", "float", "us", "time until the last rank ended"),
-        ("transfer_us", "float", "us", "shortest duration of all ranks, that of the rank that waited least"),
+        ("transfer_us", "float", "us", "shortest duration over all ranks: that of the rank that waited least"),
         ("algbw_gb_s", "float", "GB/s", "bytes / transfer_us"),
         ("busbw_gb_s", "float", "GB/s", "algbw times the factor of the collective (nccl-tests)"),
         ("start_skew_us", "float", "us", "time between the starts of the first and the last rank"),
         ("end_skew_us", "float", "us", "time between the ends of the first and the last rank"),
         ("skew_uncertainty_us", "float", "us", "maximum error of the skews due to the clocks, in either direction"),
-        ("last_rank", "int", "", "rank that began last; none if that is within the doubt of the clocks"),
+        ("last_rank", "int", "", "rank that began last; missing if the clocks are too uncertain to tell"),
         (
             "compute_pct",
             "float",
             "%",
-            "share of its time on all ranks in which other kernels ran on the same GPU; missing: on the host",
+            "share of its time, over all ranks, in which other kernels ran on the same GPU; missing: on the host",
         ),
     ),
     reduce=_list,
     nothing=NO_COLLECTIVES,
 )
 def collective_instances(context: Context) -> RankCollectives:
-    """Every collective of NCCL or RCCL over all ranks, in order of time.
+    """Every NCCL or RCCL collective over all ranks, in order of time.
 
     Collectives are matched across ranks by process group and sequence number. The transfer time is the shortest
-    duration of all ranks, because the durations of the others include waiting for the last rank. Bandwidths follow
+    duration over all ranks, because the durations of the others include waiting for the last rank. Bandwidths follow
     nccl-tests: algbw = size / time, busbw = algbw x 2(n-1)/n (all_reduce), (n-1)/n (all_gather, reduce_scatter,
     all_to_all, gather, scatter), 1 (others). Where the ranks' sizes differ (gather, scatter), the largest one counts.
-    Which algorithm and protocol NCCL chose is in no trace: the RING_LL in names of kernels is no sign of it.
+    Traces do not show which algorithm and protocol NCCL chose: RING_LL in the name of a kernel does not indicate it.
 
     Options:
     - align: how the clocks of the ranks are compared. "auto" uses the measured offsets in the traces, refined by
       collectives (docs/analysis.md, "Several ranks in one file"), and the ends of collectives for ranks whose offset is
-      unknown; "clock" uses the measured offsets alone; "collectives" uses the ends of collectives alone.
+      unknown; "clock" uses only the measured offsets; "collectives" uses only the ends of collectives.
     """
     return context.get(rank_collectives)
 
@@ -269,7 +269,7 @@ def _grouped(
     described["bytes"] = [None if value < 0 else value for value in described["bytes"]]
     notes = _notes(matched, found)
     if lone.any():
-        notes.append(f"{int(lone.sum())} collectives appear on one rank only: they are left out")
+        notes.append(f"{int(lone.sum())} collectives appear on only one rank and are left out")
     return Answer({**described, **picked}, notes)
 
 
@@ -338,20 +338,20 @@ def _most_often_last(
         ("mean_us", "float", "us", "mean transfer time"),
         ("min_us", "float", "us", "shortest transfer time"),
         ("max_us", "float", "us", "longest transfer time"),
-        ("wait_us", "float", "us", "time of all ranks in them beyond the transfers, spent waiting for the last rank"),
+        ("wait_us", "float", "us", "time that all ranks spent in them beyond the transfers, waiting for the last rank"),
         ("algbw_gb_s", "float", "GB/s", "sum of bytes / total_us"),
         ("busbw_gb_s", "float", "GB/s", "algbw times the factor of the collective (nccl-tests)"),
         ("max_busbw_gb_s", "float", "GB/s", "bus bandwidth of the fastest one"),
-        ("mean_start_skew_us", "float", "us", "time between the starts of the first and the last rank"),
-        ("max_start_skew_us", "float", "us", "largest of these times"),
+        ("mean_start_skew_us", "float", "us", "mean time between the starts of the first and the last rank"),
+        ("max_start_skew_us", "float", "us", "longest time between these starts"),
         ("skew_uncertainty_us", "float", "us", "maximum error of the skews due to the clocks, in either direction"),
-        ("last_rank", "int", "", "rank that began last most often; none if that is no more often than by chance"),
+        ("last_rank", "int", "", "rank that most often began last; missing if no more often than by chance"),
         ("last_rank_pct", "float", "%", "share of the collectives that it began last"),
         (
             "compute_pct",
             "float",
             "%",
-            "share of their time on all ranks in which other kernels ran on the same GPU; missing: on the host",
+            "share of their time, over all ranks, in which other kernels ran on the same GPU; missing: on the host",
         ),
     ),
     reduce=_grouped,

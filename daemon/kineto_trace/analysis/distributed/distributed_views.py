@@ -120,7 +120,7 @@ def _overlap_rows(partials: Sequence[tuple[int, RankOverlap]]) -> Answer:
     if hosts:
         some = f"rank {hosts[0]} has" if len(hosts) == 1 else f"ranks {format_ranks(hosts)} have"
         whose = some if len(hosts) < len(known) else "the traces have"
-        notes = [*notes, f"{whose} no GPU activity: communication is that of the host, and computation is unknown"]
+        notes = [*notes, f"{whose} no GPU activity: communication is measured on the host, and computation is unknown"]
     return Answer(values, notes)
 
 
@@ -128,7 +128,7 @@ def _with_steps(partials: Sequence[tuple[int, Any]]) -> tuple[list[tuple[int, An
     """Returns the ranks with complete steps, or without any, and a note on each of the others."""
     known = [(rank, part) for rank, part in partials if part.steps or not part.cut]
     left_out = sorted({rank for rank, _ in partials} - {rank for rank, _ in known})
-    return known, [f"rank {rank} has no row: its recording began or ended in each of its steps" for rank in left_out]
+    return known, [f"rank {rank} has no row: none of its steps was recorded completely" for rank in left_out]
 
 
 def overlap_columns(partials: Sequence[tuple[int, Any]], average: Callable[[Floats], Floats]) -> Answer:
@@ -196,7 +196,7 @@ def _wait_rows(partials: Sequence[tuple[int, RankSteps]], *, align: AlignBy = "a
         outside += int(np.count_nonzero(union(part.start, part.end).within(part.found.start, part.found.end) == 0))
     notes = [*matched.notes, *cut]
     if outside:
-        notes.append(f"{outside} collectives ran outside of all measured steps and are not counted")
+        notes.append(f"{outside} collectives ran outside all measured steps and are not counted")
     return wait_columns(rows, list(dict.fromkeys(names)), [rank for rank, _ in partials], notes)
 
 
@@ -240,7 +240,7 @@ def distributed_wait(context: Context) -> RankSteps:
 
     Collectives are matched across ranks by process group and sequence number. The shortest duration of a collective is
     its transfer; the rest of a rank's duration is waiting. Overlapping collectives of a rank count once. As in
-    distributed_overlap, a step ends with the last GPU activity that it launched, and what runs until then counts.
+    distributed_overlap, a step ends with the last GPU activity that it launched; everything until then counts.
 
     Options:
     - align: has no effect on durations; see the view `collectives`.
@@ -277,11 +277,11 @@ def _op_rows(partials: Sequence[tuple[int, Any]]) -> Answer:
         ("rank", "int", "", "rank of the process in its job"),
         ("name", "text", "", "collective"),
         ("calls", "int", "", "number of calls"),
-        ("total_bytes", "int", "bytes", "sum over all calls of the larger of the two buffers"),
+        ("total_bytes", "int", "bytes", "size of the larger of the two buffers, summed over all calls"),
         ("avg_bytes", "float", "bytes", "mean per call"),
-        ("total_us", "float", "us", "time in it including waiting; overlapping calls count once"),
+        ("total_us", "float", "us", "time in the collective, waiting included; overlapping calls count once"),
         ("avg_us", "float", "us", "mean per call"),
-        ("transfer_us", "float", "us", "part of it in which data moved"),
+        ("transfer_us", "float", "us", "part of total_us in which data moved"),
         ("avg_transfer_us", "float", "us", "mean per call"),
     ),
     reduce=_op_rows,
@@ -343,7 +343,7 @@ def parse_steps(given: Steps) -> set[int] | None:
     if isinstance(given, str):
         parts = [part.strip() for part in given.split(",")]
         if not all(part.isdecimal() for part in parts):
-            raise ViewError(f"option steps: {given!r} is not a list of numbers; expected for example 3,4,5")
+            raise ViewError(f"option steps: {given!r} is not a list of numbers such as 3,4,5")
         return {int(part) for part in parts}
     return {given} if isinstance(given, int) else set(given)
 
@@ -363,7 +363,9 @@ def _rows(
     if wanted is not None:
         if not wanted & set(step.tolist()):
             known = sorted(set(step.tolist()) - {NOTHING})
-            raise ViewError(f"no collective was launched in the steps {sorted(wanted)}; available: {known}")
+            raise ViewError(
+                f"no collective was launched in the steps {sorted(wanted)}; steps with collectives: {known}"
+            )
         several &= np.isin(step, list(wanted))
     count = len(matched.ranks)
     late = matched.start - found.start[matched.instance]
@@ -400,8 +402,8 @@ def _rows(
     doubtful = [str(matched.ranks[at]) for at in order[named] if 0 < mean_late[at] < uncertainty[at]]
     if doubtful:
         notes.append(
-            f"rank {', '.join(doubtful)}: mean_late_us is below the uncertainty of the clocks; the view rank_waits "
-            "needs none"
+            f"rank {', '.join(doubtful)}: mean_late_us is below the uncertainty of the clocks; see the view "
+            "rank_waits, which does not depend on clocks"
         )
     if not several.any():
         notes += missing_waits(matched, waits(matched, found))
@@ -441,14 +443,15 @@ def _late_steps(by_step: Ints, candidates: int) -> Ints:
             "candidate",
             "bool",
             "",
-            "whether the others waited for the rank for a relevant time, and for few others longer",
+            "whether the rank is a likely straggler: the others waited significantly for it, and it is among the "
+            "num_candidates ranks they waited for longest",
         ),
-        ("late_steps", "int", "", "number of steps in which it was among those that the others waited for most"),
+        ("late_steps", "int", "", "number of steps in which it was among the ranks that the others waited for most"),
         (
             "late_collectives",
             "int",
             "",
-            "number of collectives that it began last, by more than the doubt of the clocks",
+            "number of collectives that it began last, by more than the uncertainty of the clocks",
         ),
         ("caused_us", "float", "us", "time in which the others waited in these collectives for this rank alone"),
         ("mean_late_us", "float", "us", "mean time by which it began a collective later than the first rank"),
@@ -457,18 +460,18 @@ def _late_steps(by_step: Ints, candidates: int) -> Ints:
     reduce=_rows,
 )
 def stragglers(context: Context) -> RankCollectives:
-    """The ranks that the others wait for, the most expensive ones first.
+    """The ranks that the others wait for, most expensive first.
 
-    All collectives that appear on several ranks count. The rank that begins one last is late if it begins after the
-    last but one by more than the uncertainty of the clocks. That costs the group the time between these two starts, or
-    the time the others waited in the collective if that is less; simultaneous waits count once. A rank is a candidate
-    if the others waited for it for more than 2 % of the time from the first to the last collective, and more than twice
-    as long as for the median of the other ranks: ranks that take turns being late are not candidates. The view
-    `rank_what_if` shows what the job would gain without it.
+    All collectives that appear on several ranks count. The last rank to begin a collective is late if it begins after
+    the second-to-last by more than the uncertainty of the clocks. This costs the group the time between these two
+    starts, or the time the others waited in the collective if that is less; simultaneous waits count once. A rank is a
+    candidate if the others waited for it for more than 2 % of the time from the first to the last collective, and more
+    than twice as long as for the median of the other ranks (so ranks that take turns being late are not candidates).
+    The view `rank_what_if` shows what the job would gain if the rank were as fast as the others.
 
     Options:
     - steps: numbers of steps such as "3,4,5"; all if not given.
-    - num_candidates: how many ranks are marked as candidates at most.
+    - num_candidates: maximum number of ranks marked as candidates.
     - align: how the clocks of the ranks are compared, as in the view `collectives`.
     """
     return context.get(rank_collectives)

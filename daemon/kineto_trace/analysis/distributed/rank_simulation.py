@@ -211,7 +211,7 @@ class Simulation:
         try:
             path = longest(source + 1, edges)
         except ViewError as exc:
-            raise ViewError("the times of the ranks contradict each other, so they cannot be simulated") from exc
+            raise ViewError("the times of the ranks contradict each other, so the job cannot be simulated") from exc
         return int(edges.weight[path].sum()) - self._lead_ns
 
     def with_median_work(self, rank: int) -> Ints:

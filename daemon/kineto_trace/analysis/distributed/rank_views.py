@@ -32,7 +32,7 @@ WAITED_FOR = 0.02  # the others wait for it at least this long
 ABOVE_OWN = 2.0  # times as long as it waits for them: else its delay is not its own
 SLOWER = 0.03  # its computation takes longer than the median rank's by this much
 WAITS = 0.1  # it waits at least this long
-_LATE = "late: others wait for it, though it computes no longer"
+_LATE = "late: others wait for it, although it computes no longer than they do"
 WITHOUT_STEPS = "all"  # the name of the only step of a trace without any
 
 
@@ -109,7 +109,7 @@ def with_common_numbers(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list
     if not moved:
         return list(partials), []
     shown = ", ".join(moved[:MAX_LISTED]) + (", …" if len(moved) > MAX_LISTED else "")
-    note = f"ranks number their steps differently; matched by time, these use the numbers of rank {first}: {shown}"
+    note = f"ranks number their steps differently; matched by time, these were renumbered like rank {first}: {shown}"
     return [(rank, found[rank]) for rank, _ in partials], [note]
 
 
@@ -201,12 +201,12 @@ def _about(step: float, slower_pct: float, waiting: float, waited_for: float, mo
         # else it is late because it waited for others, or ranks take turns being late
         late = ABOVE_OWN * waiting < waited_for
         if late and not np.isfinite(slower_pct):
-            return "late: others wait for it; what it computes is not known"
+            return "late: others wait for it; how long it computes is unknown"
         if late:
-            return f"{_LATE}; see its host (view idle_causes)"
+            return f"{_LATE}; check its host (view idle_causes)"
     if waiting >= WAITS * step:
-        share = f"{100 * waiting / step:.0f} % of its steps" if waiting <= step else "longer than its steps take"
-        return f"waits {share}" + (f", most for rank {most}" if most is not None else "")
+        share = f"for {100 * waiting / step:.0f} % of its step time" if waiting <= step else "longer than its steps"
+        return f"waits {share}" + (f", mostly for rank {most}" if most is not None else "")
     return ""
 
 
@@ -235,7 +235,7 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
     if not any(part.computes for _, part in partials):
         counted = [
             *counted,
-            "the traces have no GPU kernels: collectives are those of the host, and computation is unknown",
+            "the traces have no GPU kernels: collectives are measured on the host, and computation is unknown",
         ]
     known = computation[np.isfinite(computation) & (computation > 0)]
     median = float(np.median(known)) if len(known) else float("nan")
@@ -279,7 +279,7 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
 
 def _without_steps(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
     return [
-        f"rank {rank} has no complete step: its recording began or ended in each of them, so it has no figures per step"
+        f"rank {rank} has no figures per step: none of its steps was recorded completely"
         for rank, part in partials
         if part.steps.cut and not part.steps.names
     ]
@@ -291,7 +291,7 @@ def _left_out(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
     if not listed:
         return []
     shown = ", ".join(listed[:MAX_LISTED]) + (", …" if len(listed) > MAX_LISTED else "")
-    return [f"first steps that do not show the pace are left out; view overview says why: of rank {shown}"]
+    return [f"first steps left out because they do not show the usual pace (see the view overview): rank {shown}"]
 
 
 def _outside_of_steps(ranks: Sequence[int], waited: Floats, counts: Floats, found: Waits) -> list[str]:
@@ -299,7 +299,7 @@ def _outside_of_steps(ranks: Sequence[int], waited: Floats, counts: Floats, foun
     if not len(found.row):
         return []
     return [
-        f"rank {rank} is in no collective of several ranks in its complete steps, so its waiting is unknown"
+        f"rank {rank} shares no collective with other ranks in its complete steps, so its waiting is unknown"
         for rank, unknown in zip(ranks, np.isnan(waited) & ~np.isnan(counts), strict=True)
         if unknown
     ]
@@ -328,7 +328,7 @@ def _most_waited_for(matched: MatchedCollectives, found: Waits) -> list[int | No
         ("computation_us", "float", "us", "time per step in which kernels ran that do not communicate"),
         ("slower_pct", "float", "%", "by how much computation_us exceeds that of the median rank"),
         ("communication_us", "float", "us", "time per step in which kernels communicated and none computed"),
-        ("waiting_us", "float", "us", "time per step in collectives beyond that of the rank that came last"),
+        ("waiting_us", "float", "us", "time per step in collectives, minus that of the rank that came last"),
         ("waited_for_us", "float", "us", "time per step that each other rank waited for this one, on average"),
         ("about", "text", "", "what is unusual about the rank: slow, late or waiting"),
     ),
@@ -339,15 +339,15 @@ def rank_table(context: Context) -> RankFacts:
 
     The ranks that the others wait for longest come first. Collectives make the steps of all ranks equally long, so
     computation_us and waited_for_us show which rank is slow. A rank that the others wait for, but that computes no
-    longer than they do, is late on its host. If the same operators take longer there than on the other ranks, and this
-    explains a quarter of the waiting, the row says by how much.
+    longer than they do, is late because of its host. If the same operators take longer there than on the other ranks,
+    and this explains at least a quarter of the waiting, the row says by how much.
 
-    Steps that the recording cut off do not count, nor do first steps that do not show the pace (view overview), nor the
-    collectives that were launched in them. Waiting is derived from durations alone (view rank_waits), so clocks do not
-    matter; other kernels may have run at the same time. A rank is called slow or late if the others wait for it for at
-    least 2 % of a step: slow if its computation takes at least 3 % longer than the median rank's, otherwise late,
-    unless it waits for more than half as long itself: then that made it late, or the ranks take turns being late. For
-    these words, waiting counts only while the waiting rank computes nothing.
+    Incomplete steps do not count, nor do first steps that do not show the program's usual pace (see the view overview),
+    nor the collectives launched in them. Waiting is derived from durations alone (see the view rank_waits), so clocks
+    do not matter; other kernels may have run at the same time. A rank is called slow or late if the others wait for it
+    for at least 2 % of a step: slow if its computation takes at least 3 % longer than the median rank's, otherwise
+    late. But a rank that waits for at least half as long itself is not called late: either that wait made it late, or
+    the ranks take turns being late. For these verdicts, waiting counts only while the waiting rank computes nothing.
     """
     return context.get(_rank_facts)
 
@@ -399,10 +399,10 @@ def _where(matched: MatchedCollectives, row: Ints, ns: Ints, pair: Ints, count: 
         ("rank", "int", "", "the rank that waits"),
         ("waits_for", "int", "", "the rank that came last"),
         ("wait_us", "float", "us", "total waiting time"),
-        ("wait_pct", "float", "%", "share of all its waiting time"),
-        ("collectives", "int", "", "number of collectives in which it waited for it"),
-        ("mean_wait_us", "float", "us", "mean waiting time in each of them"),
-        ("where", "text", "", "collective and process group with most of this waiting time"),
+        ("wait_pct", "float", "%", "share of all waiting time of the rank"),
+        ("collectives", "int", "", "number of collectives in which it waited for that rank"),
+        ("mean_wait_us", "float", "us", "mean waiting time per collective"),
+        ("where", "text", "", "collective and process group with the most waiting time of this kind"),
     ),
     reduce=_wait_rows,
 )
@@ -456,10 +456,10 @@ def _spread_rows(partials: Sequence[tuple[int, HostSteps]]) -> Answer:
     reduce=_spread_rows,
 )
 def step_spread(context: Context) -> HostSteps:
-    """How long each step took on the host over all ranks, ordered by step number.
+    """How long each step took on the host, over all ranks, ordered by step number.
 
-    Ranks that count their steps differently are mapped to the numbers of the first rank by the times at which steps
-    began.
+    If ranks number their steps differently, their steps are matched by start time and shown with the numbers of the
+    first rank.
     """
     return context.get(rank_steps)
 
@@ -513,13 +513,18 @@ def _in_order(names: Sequence[str]) -> list[int]:
     columns(
         ("rank", "int", "", "rank of the process in its job"),
         ("step", "text", "", 'number of the step; "all": the trace has no steps'),
-        ("start_ns", "int", "ns", "Unix time at which it began, on the clock of the job as far as it was measured"),
+        (
+            "start_ns",
+            "int",
+            "ns",
+            "Unix time at which it began, corrected by the measured clock offset, if there is one",
+        ),
         ("step_us", "float", "us", "length of the step on the host"),
         (
             "waiting_us",
             "float",
             "us",
-            "time in collectives of the step beyond that of the rank that came last; missing: not known",
+            "time in collectives of the step, minus that of the rank that came last; missing: unknown",
         ),
     ),
     reduce=_rows,
@@ -529,8 +534,8 @@ def rank_step_table(context: Context) -> StepsOfRank:
     """Every measured step of every rank: how long it took on the host, and how long the rank waited in it.
 
     Waiting is that of the view ranks, step by step: it is derived from durations alone, so clocks do not matter, and
-    collectives count for the step in which they were launched. Ranks that count their steps differently are mapped
-    to the numbers of the first rank by the times at which steps began. Steps that the recording cut off have no
-    rows, nor do first steps that do not show the pace (view ranks). Rows are ordered by rank and step.
+    collectives count for the step in which they were launched. If ranks number their steps differently, their steps are
+    matched by start time and shown with the numbers of the first rank. Incomplete steps have no rows, nor do first
+    steps that do not show the program's usual pace (see the view ranks). Rows are ordered by rank and step.
     """
     return _steps_of_rank(context)

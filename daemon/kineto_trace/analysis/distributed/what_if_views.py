@@ -47,10 +47,10 @@ from kineto_trace.view_api.view import Answer, view
 
 MAX_ERROR = 0.1  # share of the job's time: a worse model predicts nothing
 MAX_RANKS = 16  # that are simulated, those with the most own work
-NO_TIME = "the collectives that several ranks have take no time"
+NO_TIME = "the collectives that several ranks share take no time"
 WORTH_SAYING = 0.02  # share of the job's time
 FIRST = ("change", "rank", "collective", "process_group")
-LATE_HOST, SLOW_KERNELS, BY_TURNS = "its host is late", "its kernels take longer", "late by turns"
+LATE_HOST, SLOW_KERNELS, BY_TURNS = "its host is late", "its kernels take longer", "ranks take turns being late"
 MORE_CALLS = 1.05  # times as many
 MORE_BLOCKS = 1.03  # times as many in one call
 LEAST_SHARE = 0.01  # of the kernels' time: operators with less are ignored
@@ -58,8 +58,8 @@ NO_OPERATOR = "no operator"
 _GRID = ("grid_x", "grid_y", "grid_z")
 NOBODY = -1
 _ON_THE_HOST = (
-    "the collectives run on the host (gloo, MPI): no event says when the training thread waited for them, so the job "
-    "cannot be simulated, and the savings are upper bounds by the durations of the collectives"
+    "the collectives run on the host (gloo, MPI): no event shows when the training thread waited for them, so the job "
+    "cannot be simulated, and the savings are upper bounds derived from the durations of the collectives"
 )
 LEAST_ALIKE = 3  # collectives of one kind and size
 
@@ -208,7 +208,8 @@ def slower_kernels(own: RankKernels, others: Sequence[RankKernels]) -> str | Non
     most = max(longer, key=lambda op: longer[op])
     mine, theirs = own.get(most), middle[most]
     if mine.calls > MORE_CALLS * theirs.calls:
-        return f"{mine.calls:.3g} kernels of {most} a step, the others {theirs.calls:.3g}"
+        what = "kernels outside operators" if most == NO_OPERATOR else f"kernels of {most}"
+        return f"it launches {mine.calls:.3g} {what} per step, the others {theirs.calls:.3g}"
     grown = {
         op: own.get(op).blocks / own.get(op).calls / (each.blocks / each.calls)
         for op, each in middle.items()
@@ -255,8 +256,8 @@ def _rows(partials: Sequence[tuple[int, JobRank]]) -> Answer:
             [],
             [
                 *notes,
-                f"the model of the job says {format_duration(simulation.model_ns)} where the traces have "
-                f"{format_duration(simulation.measured_ns)}: nothing is predicted from it",
+                f"the model of the job gives {format_duration(simulation.model_ns)} instead of the measured "
+                f"{format_duration(simulation.measured_ns)}, so nothing is predicted from it",
             ],
         )
     alike = _all_ranks(simulation)
@@ -265,20 +266,20 @@ def _rows(partials: Sequence[tuple[int, JobRank]]) -> Answer:
             [],
             [
                 *notes,
-                "the ranks wait in ways that the traces do not show (without calls to CUDA, or outside of them): "
-                "what they could gain is unknown",
+                "the ranks wait in ways that the traces do not show (calls to CUDA were not recorded, or the waits are "
+                "outside of them), so what they could gain is unknown",
             ],
         )
     changes = [*_ranks(simulation, [part for _, part in partials]), *alike, *_collectives(simulation)]
     notes.append(
-        f"of {format_duration(simulation.measured_ns)} from the first collective to the last one, the model of the "
-        f"job reproduces {format_duration(simulation.model_ns)}; savings overlap and must not be added up"
+        f"from the first collective to the last, the model of the job takes {format_duration(simulation.model_ns)} "
+        f"(measured: {format_duration(simulation.measured_ns)}); savings overlap, so do not add them up"
     )
     alone = int(np.count_nonzero(simulation.found.seen[matched.instance[simulation.rows]] == 1))
     if alone:
         notes.append(
-            f"{alone} collectives are matched with none of another rank: they take as long as they did whatever is "
-            "changed, so savings may be too low"
+            f"{alone} collectives have no counterpart on another rank: their durations stay as measured in every row, "
+            "so savings may be too low"
         )
     return _answer(changes, simulation.model_ns, _steps(matched, simulation.rows), notes)
 
@@ -362,7 +363,7 @@ def _why(simulation: Simulation, place: int, slow: SlowerHost | None) -> tuple[s
     rank, own = simulation.matched.ranks[place], work.rank == place
     on_gpu, on_host = _more_work(simulation, place)
     if max(on_gpu, on_host) <= 0:
-        return f"rank {rank} has no more own work than the others, but at other times: they are late by turns", BY_TURNS
+        return f"rank {rank} has no more work than the others, but at different times: {BY_TURNS}", BY_TURNS
     longer = np.nan_to_num(work.own - simulation.medians(work.own, place))[own]
     longer = np.where(work.host[own] == (on_host > on_gpu), longer, 0)
     before = np.bincount(kinds.of[work.closing[own]], longer, len(kinds.names))
@@ -371,9 +372,9 @@ def _why(simulation: Simulation, place: int, slow: SlowerHost | None) -> tuple[s
     cause = SLOW_KERNELS if on_gpu >= on_host else LATE_HOST
     told = cause
     if cause == LATE_HOST:
-        told = slow.about if slow is not None else f"{cause} (views idle_causes and findings of this rank)"
-    extra = f"{format_duration(float(longer.sum()))} more own work than the median of the others"
-    return f"rank {rank} has {extra}, most of it before {where}: {told}", cause
+        told = slow.about if slow is not None else f"{cause} (see the views idle_causes and findings of this rank)"
+    extra = f"{format_duration(float(longer.sum()))} more on its own work than the median of the other ranks"
+    return f"rank {rank} spends {extra}, most of it before {where}: {told}", cause
 
 
 def _kinds(matched: MatchedCollectives, found: Instances) -> _Kinds:
@@ -390,7 +391,7 @@ def _all_ranks(simulation: Simulation) -> list[_Change]:
     if len(simulation.matched.ranks) < 3:
         return []
     saving = _saving(simulation, simulation.with_median_work_of_all(), simulation.found.transfer)
-    about = "if no rank waited: every rank with the work of the median rank"
+    about = "every rank with the work of the median rank, so that no rank waits"
     return [_Change("all ranks equally fast", None, None, None, saving, about)]
 
 
@@ -406,7 +407,7 @@ def _collectives(simulation: Simulation) -> list[_Change]:
             continue
         transfer = np.where(members, 0, simulation.found.transfer)
         saving = _saving(simulation, simulation.chains.before, transfer)
-        about = f"at most: {count} transfers of {format_duration(took / count)} on average, if all of them were hidden"
+        about = f"upper bound: {count} transfers of {format_duration(took / count)} on average, if all were hidden"
         changes.append(_Change(f"{collective} hidden or free", None, collective, group, saving, about))
     return changes
 
@@ -418,14 +419,14 @@ def _of_the_host(matched: MatchedCollectives, found: Instances, notes: Sequence[
         own = bounds.last == place
         count = int(np.count_nonzero(own & (bounds.late > 0)))
         mean = format_duration(float(bounds.late[own].sum()) / count) if count else ""
-        about = f"at most: in {count} collectives the others waited for it, for {mean} on average" if count else None
-        changes.append(_Change(f"rank {rank} never the last one", rank, None, None, bounds.of_rank(place), about))
+        about = f"upper bound: the others waited for it in {count} collectives, {mean} on average" if count else None
+        changes.append(_Change(f"rank {rank} never last", rank, None, None, bounds.of_rank(place), about))
     for number, (collective, group) in enumerate(kinds.names):
         members = (kinds.of == number) & (found.seen > 1)
         count = int(members.sum())
         if count:
             mean = format_duration(float(bounds.transfer[members].sum()) / count)
-            about = f"at most: {count} transfers of {mean} on average, if the ranks waited for all of them"
+            about = f"upper bound: {count} transfers of {mean} on average, if the ranks waited for all of them"
             saving = bounds.of_transfers(members)
             changes.append(_Change(f"{collective} hidden or free", None, collective, group, saving, about))
     rows = np.flatnonzero(found.seen[matched.instance] > 1)
@@ -439,56 +440,56 @@ def _of_the_host(matched: MatchedCollectives, found: Instances, notes: Sequence[
         ("rank", "int", "", "rank that would be faster"),
         ("collective", "text", "", "collective whose transfers would take no time"),
         ("process_group", "text", "", "description or name of its process group"),
-        ("saving_us", "float", "us", "time that the whole job would save, from the first collective to the last one"),
-        ("saving_pct", "float", "%", "share of that time"),
-        ("saving_per_step_us", "float", "us", "the same per training step"),
+        ("saving_us", "float", "us", "time that the whole job would save between the first and the last collective"),
+        ("saving_pct", "float", "%", "share of the time from the first to the last collective"),
+        ("saving_per_step_us", "float", "us", "saving_us per training step"),
         (
             "more_work_us",
             "float",
             "us",
-            "what the rank works more than the median of the others, on its GPU or its host; missing for collectives "
-            "on the host",
+            "how much longer the rank works than the median of the others, on its GPU or its host (the larger one); "
+            "missing for collectives on the host",
         ),
         (
             "host_pace",
             "float",
             "",
-            "how many times as long as on the other ranks the same operators take on the rank's host; missing unless "
-            "that makes it late",
+            "how many times as long the same operators take on the rank's host as on the other ranks; missing unless "
+            "that makes the rank late",
         ),
         (
             "cause",
             "text",
             "",
-            "what makes the rank slower, in few words: its host is late, the same operators take longer on it, or its "
-            "kernels are more, larger or slower",
+            "what makes the rank slower, in a few words: its host is late, the same operators take longer there, or "
+            "the rank has more, larger or slower kernels",
         ),
         ("about", "text", "", "what makes the rank slower, or what the figure assumes"),
     ),
     reduce=_rows,
 )
 def rank_what_if(context: Context) -> JobRank:
-    """What the job would gain if a rank worked as fast as the others, or if transfers took no time; the most first.
+    """What the job would gain if a rank were as fast as the others, or if transfers took no time; largest gain first.
 
-    The figures come from a critical path over all ranks. Each rank is two chains of own work between collectives, of
-    its GPU and of its host; a collective ends on all of its ranks when the last one has begun it and its transfer is
-    over. To simulate a rank as fast as the others, its work between each two consecutive collectives is replaced by the
-    median of the other ranks, and the path is found again. So time in which a rank waits for another one counts as a
-    gain of that rank's work, never of communication.
+    The figures come from a critical path over all ranks. Each rank is modelled as two chains of its own work between
+    collectives, one on its GPU and one on its host; a collective ends on all of its ranks once the last of them has
+    begun it and its transfer is over. To simulate a rank as fast as the others, its work between any two consecutive
+    collectives is replaced by the median of the other ranks, and the path is computed again. So the time in which one
+    rank waits for another counts as a gain of the other rank's work, never of communication.
 
-    A host on which the same operators take longer than on the other ranks probably has a slower core, or shares it. The
-    medians of operators and launching calls are compared by name, in the thread that trains and in those that run
-    backward. A slower host is reported if three quarters of at least eight names take longer, by 10 % in the median,
-    and if that explains a quarter of the host's additional work.
+    If the same operators take longer on one rank's host than on the others, it probably has a slower core, or shares
+    it. The medians of operators and launching calls are compared by name, in the training thread and in the threads
+    that run the backward pass. A slower host is reported if three quarters of at least eight names take longer, by at
+    least 10 % in the median, and if that explains at least a quarter of the host's additional work.
 
-    A note says how well the model reproduces the time of the job; if it is wrong by more than 10 %, there are no rows.
-    There are also none if it finds the job slower with equal ranks: then ranks wait in ways that the traces do not
-    show, for example because calls to CUDA were not recorded. Work before the first and after the last collective that
-    several ranks have is left out. With more than 16 ranks, those with the most own work are shown.
+    A note says how well the model reproduces the time of the job; if the error exceeds 10 %, there are no rows. Nor are
+    there rows if the job would be slower with equally fast ranks: then ranks wait in ways that the traces do not show,
+    for example because calls to CUDA were not recorded. Work before the first and after the last collective that
+    several ranks share is left out. With more than 16 ranks, those with the most work of their own are shown.
 
-    Collectives on the host (gloo, MPI) leave no event that shows when the training thread waited for them, so own work
-    is unknown. For such jobs the savings are upper bounds by the durations of the collectives: how long the others
-    waited for a rank beyond the last but one, and the transfers.
+    Collectives on the host (gloo, MPI) leave no event that shows when the training thread waited for them, so the work
+    of the ranks is unknown. For such jobs, the savings are upper bounds derived from the durations of the collectives:
+    how much longer the others waited for a rank than for the second-to-last one, and the transfers.
     """
     return JobRank(context.get(rank_work), context.get(rank_kernels), context.get(rank_pace))
 

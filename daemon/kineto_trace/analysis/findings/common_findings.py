@@ -62,10 +62,10 @@ TRANSFERS_ON_HOST = frozenset({"communication_on_the_host", IN_COLLECTIVES})
 SLOW_RANK = "slow_rank"
 _FIGURES = ("saving_us", "saving_pct", "saving_per_step_us", "uncertainty_pct")
 _ADVICE = (
-    "Give all ranks equal work and equal machines: compare this rank with another one (kinetoctl diff), its batches, "
-    "its data, its host and the clocks of its GPU."
+    "Give all ranks equal work on equal machines. Compare this rank with another one (kinetoctl diff): its batches, "
+    "its data, its host and its GPU clocks."
 )
-_ALONE = "The other ranks wait for it: give all ranks equal shares of this work, or do it where no collective waits."
+_ALONE = "The other ranks wait for this: give all ranks equal shares of it, or do it where no collective waits."
 Row = dict[str, Any]
 SMALL_COLLECTIVES = "small_collectives"
 HOST_WORK = frozenset({"host_bound", "host_python", "host_annotation", "small_operators", SMALL_COLLECTIVES})
@@ -209,7 +209,7 @@ def _waited_for(row: Row, gain: Row, *, alone: bool) -> Row:
 
 def _slow_host(gain: Row) -> str:
     """Returns the advice for a rank on whose host the same operators take longer."""
-    return f"Rank {gain['rank']} probably has a slower core, or shares it ({gain['cause']}): {REMEDY}."
+    return f"Rank {gain['rank']} probably runs on a slower or shared core ({gain['cause']}): {REMEDY}."
 
 
 def _scaled(row: Row, share: float) -> Row:
@@ -228,7 +228,7 @@ def _slow_rank(gain: Row, explained: float) -> Row:
         "guess": False,
         "title": f"The other ranks wait for rank {gain['rank']}" + (f": {gain['cause']}" if gain["cause"] else ""),
         "advice": _slow_host(gain) if gain.get("host_pace") else _ADVICE,
-        "evidence": f"{gain['change']}, the job would gain {gain['saving_pct']:.1f} %: {gain['about']}",
+        "evidence": f"with {gain['change']}, the job would gain {gain['saving_pct']:.1f} %: {gain['about']}",
     }
 
 
@@ -257,15 +257,15 @@ def small_collectives(context: Context) -> Iterator[Finding]:
     frame = _caller(context, inside)
     yield Finding(
         name=SMALL_COLLECTIVES,
-        title=f"The host calls many small collectives, most of them {kind[0][0]}, and the GPU waits for it"
+        title=f"The GPU is idle while the host calls many small collectives, mostly {kind[0][0]}"
         f"{location_suffix(context, frame)}",
         saving_ns=saving,
-        advice="Put small tensors together: larger buckets (DistributedDataParallel(bucket_cap_mb=…)), gradients that "
-        "are reduced in buckets during the backward, one collective of a flattened tensor or of several at once "
-        "(torch.distributed._coalescing_manager), metrics that are reduced together every so many steps.",
-        evidence=f"{each:.0f} collectives of less than {SMALL_BYTES >> 20} MiB in each step, of "
-        f"{size[rows].mean() / 1024:.4g} KiB on average; the host was in their operators for {format_duration(took)}, "
-        f"of which {needed:.0f} in each step would be left",
+        advice="Combine small tensors: use larger buckets (DistributedDataParallel(bucket_cap_mb=…)), reduce gradients "
+        "in buckets during the backward pass, run one collective on a flattened tensor or on several at once "
+        "(torch.distributed._coalescing_manager), and reduce metrics together every N steps.",
+        evidence=f"{each:.0f} collectives of less than {SMALL_BYTES >> 20} MiB per step, "
+        f"{size[rows].mean() / 1024:.4g} KiB on average; the host spent {format_duration(took)} in their operators; "
+        f"{needed:.0f} per step would be enough",
         causes=_CAUSES,
         op=heaviest_op(context, ops[own], end[own] - start[own]),
         frame=frame,
@@ -397,5 +397,5 @@ def recording_note(context: Context) -> str | None:
     at_least = "" if target.step_ratio else "at least "
     return (
         f"iterations took {at_least}{target.known_step_ratio:.2f} times as long while they were recorded; savings are "
-        "shares of the time that they take otherwise"
+        "shares of the time that they take when not recorded"
     )

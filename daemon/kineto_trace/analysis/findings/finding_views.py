@@ -127,44 +127,44 @@ class TraceFindings:
 @view(
     "findings",
     columns(
-        ("place", "int", "", "rank of the finding; 1 saves most"),
+        ("place", "int", "", "position of the finding; 1 saves most"),
         ("finding", "text", "", "short name of this kind of finding"),
         ("title", "text", "", "what is wrong"),
         ("saving_us", "float", "us", "time that the change would save, over all measured steps"),
         ("saving_pct", "float", "%", "share of the time of all measured steps"),
-        ("saving_per_step_us", "float", "us", "the same per training step"),
+        ("saving_per_step_us", "float", "us", "saving_us per training step"),
         (
             "uncertainty_pct",
             "float",
             "%",
-            "95 % interval of saving_pct, plus or minus, by how much its causes differ from step to step; missing with "
+            "95 % interval of saving_pct, plus or minus, from how much its causes vary from step to step; missing with "
             "fewer than 3 steps",
         ),
         ("advice", "text", "", "what to do"),
         ("evidence", "text", "", "what was observed, and what the estimate of the saving assumes"),
-        ("op", "text", "", "operator with the most of this time"),
+        ("op", "text", "", "operator with most of this time"),
         ("call_stack", "text", "", "Python frames around that operator, innermost first"),
         ("kernels", "texts", "", "kernels or copies that take most of this time"),
         ("where", "text", "", "function, file and line of the program's own code, for findings about the host"),
-        ("guess", "bool", "", "whether nobody can say how much of this time can be saved; such findings come last"),
+        ("guess", "bool", "", "whether it is unknown how much of this time can be saved; such findings come last"),
     ),
 )
 def findings_view(context: Context, *, top: int = 10) -> Answer:
     """What to change first, with the time that each change would save and the evidence.
 
     The view looks for GPU idle time by cause (view time_causes; Python functions, annotations and operators by name),
-    processors that the host does not get, communication and copies that no computation hides, other programs that take
-    turns on the GPU, models that run without a backward in a program that trains, changes of the layout of images,
-    matrix products without tensor cores, double precision, elementwise kernels that could be fused, many small kernels
-    of one function or of the optimizer, and kernels that leave part of the GPU without work; with hardware counters
-    (kinetoctl trace --counters), which take precedence over estimates, also kernels that are bound by memory, by tensor
-    cores or by latency, and clocks that are held down. The savings of functions, waits, allocations and small kernels
-    are found by replaying the host and the GPU of the steps without them; other savings never exceed the time that view
-    time_causes assigns to their cause. All are shares of the time that the steps take without being recorded, if that
-    is known. The advice suits the GPUs of the trace. First steps that do not show the pace of the program, and findings
-    that would save less than half a per cent, are left out; findings whose possible saving is unknown come last.
-    Without a GPU, the view looks for time that the host loses: in the program's own functions, loading, the optimizer,
-    and threads that share the GIL or the processors. Of a program that stands still, it says where and nothing else.
+    threads that are short of CPU, communication and copies that no computation hides, other programs that take turns on
+    the GPU, models that run without a backward pass in a training program, layout changes of images, matrix products
+    without tensor cores, double precision, elementwise kernels that could be fused, many small kernels of one function
+    or of the optimizer, and kernels that leave part of the GPU idle. With hardware counters (kinetoctl trace
+    --counters), which take precedence over estimates, it also finds kernels that are bound by memory, tensor cores or
+    latency, and clocks that are held down. The savings of functions, waits, allocations and small kernels come from
+    replaying the steps on the host and the GPU without them; other savings never exceed the time that view time_causes
+    assigns to their cause. All are shares of the time that the steps take when they are not recorded, if that is known.
+    The advice suits the GPUs of the trace. First steps that do not show the pace of the program, and findings that
+    would save less than half a per cent, are left out; findings whose possible saving is unknown come last. Without a
+    GPU, the view looks for time that the host loses: in the program's own functions, in data loading, in the optimizer,
+    and in threads that compete for the GIL or the CPUs. If the program stands still, the view only says where.
 
     Options:
     - top: the maximum number of findings.
@@ -174,9 +174,9 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     ops, strings = context.trace.table("cpu_op"), context.trace.strings
     notes = [] if context.get(idle_gaps).windows else [NO_GPU]
     if not found.findings:
-        notes.append(f"no finding would save {100 * LEAST:g} % of the time of the steps or more")
+        notes.append(f"no finding would save {100 * LEAST:g} % or more of the steps' time")
         notes += [
-            f"{missing}, so causes that they show were not looked for: record {kind}"
+            f"{missing}, so the causes that they would show cannot be found: record {kind}"
             for kind, missing in _EVIDENCE.items()
             if not len(context.trace.table(kind))
         ]
@@ -184,7 +184,7 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     if len(chosen) < len(found.findings):
         notes.append(f"{len(found.findings) - len(chosen)} more: kinetoctl report --view findings")
     if len(chosen) > 1:
-        notes.append("the savings overlap and must not be added up")
+        notes.append("the savings overlap, so do not add them up")
     return Answer(
         {
             "place": list(range(1, len(chosen) + 1)),
@@ -246,12 +246,12 @@ def time_slices(context: Context) -> Iterator[Finding]:
         name="gpu_shared",
         title="Another program takes turns with this one on the GPU",
         saving_ns=saving,
-        advice=f"Find the other process (kinetoctl top and {words.status} list those of each GPU), and run it on "
-        f"another GPU or at another time. Where programs must share a GPU, {words.sharing}.",
-        evidence=f"{times(int(alike.sum()), 'slice')} of {format_duration(slice_ns)} are missing: in "
-        f"{times(len(late), 'kernel')} "
-        f"that took so much longer than others alike, and {times(len(waits), 'wait')} of launched work; with as large "
-        f"a part of the matrix products, that is {format_duration(saving)}",
+        advice=f"Find the other process (kinetoctl top and {words.status} list the processes on each GPU), and run it "
+        f"on another GPU or at another time. Where programs must share a GPU, {words.sharing}.",
+        evidence=f"{times(int(alike.sum()), 'time slice')} of {format_duration(slice_ns)} are missing: "
+        f"{times(len(late), 'kernel')} took that much longer than similar ones, and launched work had to wait that "
+        f"long {times(len(waits), 'time')}; if matrix products lost as large a share of their time, the total is "
+        f"{format_duration(saving)}",
         causes=(*COMPUTING, "queued", "kernel_gaps", "launch_latency"),
         kernels=longest_names(context, chosen),
     )
@@ -306,7 +306,7 @@ def _without_parts(findings: Iterable[Finding]) -> list[Finding]:
     for finding in every:
         less = min(part, finding.saving_ns) if finding.name == HOST_BOUND else 0
         part -= less
-        evidence = f"{finding.evidence}; {format_duration(less)} of it is in another finding" if less else ""
+        evidence = f"{finding.evidence}; {format_duration(less)} of it is counted in another finding" if less else ""
         found.append(replace(finding, saving_ns=finding.saving_ns - less, evidence=evidence) if less else finding)
     return found
 
@@ -357,16 +357,17 @@ def exposed_communication(context: Context) -> Iterator[Finding]:
     )
     kernels = longest_names(context, activity.communication)
     moving = split.transfer + split.unknown
-    unknown = f", {format_duration(split.unknown)} of it without others alike to compare with" if split.unknown else ""
+    alone = format_duration(split.unknown)
+    unknown = f" ({alone} without similar collectives to compare with)" if split.unknown else ""
     yield Finding(
         name="exposed_communication",
         title="Transfers between ranks are not hidden behind computation",
         saving_ns=split.transfer_gain,
-        advice="Overlap them: larger or better ordered gradient buckets, gradient accumulation with no_sync(), "
-        "prefetching of sharded parameters, reduced precision for gradients. One rank's trace bounds a transfer only "
-        "by the shortest collective of its kind and size: the view rank_what_if over the traces of all ranks says what "
-        "the job would gain.",
-        evidence=f"{seen}; of that at most {format_duration(moving)} is "
+        advice="Overlap them: use larger or better ordered gradient buckets, gradient accumulation with no_sync(), "
+        "prefetching of sharded parameters, or lower precision for gradients. The trace of one rank gives only an "
+        "upper bound of a transfer (the shortest collective of its kind and size); the view rank_what_if over the "
+        "traces of all ranks shows what the job would gain.",
+        evidence=f"{seen}; at most {format_duration(moving)} of that is "
         f"transfer{unknown}{_limit(split.transfer_gain, moving)}",
         causes=("communication",),
         kernels=kernels,
@@ -376,11 +377,11 @@ def exposed_communication(context: Context) -> Iterator[Finding]:
         title="The GPU waits in collectives for another rank",
         saving_ns=split.waiting_gain,
         advice="Larger buckets do not help: another rank comes late, or the ranks have unequal work. The view "
-        "rank_what_if over the traces of all ranks names it, and says what the job would gain if it were as fast as "
-        "the others.",
-        evidence=f"{seen}; of that at least {format_duration(split.waiting)} is beyond the shortest collective of the "
-        f"same kind and size, the longest wait "
-        f"{format_duration(split.longest)}{_limit(split.waiting_gain, split.waiting)}",
+        "rank_what_if over the traces of all ranks names the slow rank, and shows what the job would gain if it were "
+        "as fast as the others.",
+        evidence=f"{seen}; at least {format_duration(split.waiting)} of that is waiting (time beyond the shortest "
+        f"collective of the same kind and size), {format_duration(split.longest)} at the longest"
+        f"{_limit(split.waiting_gain, split.waiting)}",
         causes=("communication",),
         kernels=kernels,
     )
@@ -391,8 +392,8 @@ def _limit(gain: int, time: int) -> str:
     if gain >= 0.9 * time:
         return ""
     return (
-        f"; no more than {format_duration(gain)} can be gained: the rest did not hold the rank up, or its host is "
-        "no faster"
+        f"; at most {format_duration(gain)} can be saved: the rest did not delay this rank, or its host would not "
+        "have launched work any sooner"
     )
 
 
@@ -408,20 +409,21 @@ def exposed_pageable_copies(context: Context) -> Iterator[Finding]:
     number = CAUSES.index("staging")
     released = sum(part.time_ns for part in found.details if part.cause == number and part.frame >= 0)
     released //= len(found.devices)
-    idle = "more the GPU is idle while the host"
-    calls = f"; {format_duration(staging - released)} {idle} is in their calls" if staging > released else ""
+    idle = "; the GPU is idle for another"
+    in_calls = staging - released
+    calls = f"{idle} {format_duration(in_calls)} while the host is in their calls" if in_calls > 0 else ""
     if released:
         calls += (
-            f"; {format_duration(released)} {idle} releases the memory of a batch that it has copied, which the "
-            "DataLoader's own thread does with pin_memory=True"
+            f"{idle} {format_duration(released)} while the host frees the memory of batches that it has copied (with "
+            "pin_memory=True, a thread of the DataLoader does that)"
         )
     yield Finding(
         name="pageable_copies",
         title="Copies from or to pageable memory keep the GPU waiting",
         saving_ns=saving,
         advice="Pin host memory (DataLoader(pin_memory=True), tensor.pin_memory()) and copy with non_blocking=True.",
-        evidence=f"{times(int(np.count_nonzero(pageable)), 'copy', 'copies')}, {format_duration(took)}, of that "
-        f"{format_duration(saving - staging)} while no kernel runs{calls}",
+        evidence=f"{times(int(np.count_nonzero(pageable)), 'copy', 'copies')} taking {format_duration(took)}, "
+        f"{format_duration(saving - staging)} of that while no kernel runs{calls}",
         causes=("pageable_copies", "staging"),
         kernels=longest_names(context, pageable),
     )

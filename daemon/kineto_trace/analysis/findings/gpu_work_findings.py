@@ -75,7 +75,7 @@ COMPUTING = ("matrix_products", "elementwise", "other_kernels")
 LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|NCHW_?to_?NHWC|NHWC_?to_?NCHW|batched_transpose_\d", re.IGNORECASE)
 DOUBLE = re.compile(r"[<(]double[,>)*#]|dgemm|d884gemm|f64f64")
 _SCALAR_ONLY = re.compile(r"multi_tensor_apply.*Functor<(?:float|c10)")  # float64 appears in their signatures
-_TAKEN_BY = {GpuVendor.AMD: "; MIOpen takes it with the environment variable PYTORCH_MIOPEN_SUGGEST_NHWC=1"}
+_TAKEN_BY = {GpuVendor.AMD: "; for MIOpen, also set the environment variable PYTORCH_MIOPEN_SUGGEST_NHWC=1"}
 _CONVOLUTION = re.compile(r"^aten::(?:cudnn_convolution|convolution_backward)")
 MEASURED_GAIN = 0.1
 HALF_THE_BYTES = 0.5
@@ -122,11 +122,11 @@ def exposed_pinned_copies(context: Context) -> Iterator[Finding]:
         name="pinned_copies",
         title="The GPU waits for copies from or to pinned memory",
         saving_ns=saving,
-        advice="Keep on the GPU what does not change from step to step, and copy smaller types (uint8 images, 16 "
-        "bits). What must be copied can be copied ahead, on a stream of its own while the GPU computes (a prefetcher).",
-        evidence=f"{times(count, 'copy', 'copies')}, "
-        f"{format_duration(int(took[chosen].sum()) // len(found.devices))}, of that "
-        f"{format_duration(saving)} while no kernel runs",
+        advice="Keep data on the GPU if it does not change from step to step, and copy smaller types (uint8 images, "
+        "16-bit numbers). Copy the rest ahead of time, on a separate stream while the GPU computes (a prefetcher).",
+        evidence=f"{times(count, 'copy', 'copies')} taking "
+        f"{format_duration(int(took[chosen].sum()) // len(found.devices))}, "
+        f"{format_duration(saving)} of that while no kernel runs",
         causes=("pinned_copies",),
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest_names(context, chosen),
@@ -142,13 +142,13 @@ def layout_changes(context: Context) -> Iterator[Finding]:
     time, vendor = int(took[chosen].sum()) // len(found.devices), context.get(gpu_vendor)
     yield Finding(
         name="layout_changes",
-        title="Convolutions change the layout of their images (channels first, channels last) on the GPU",
+        title="Convolutions convert images between channels-first and channels-last layout on the GPU",
         saving_ns=time,
-        advice=f"Keep images in the layout that the {WORDS[vendor].tensor_cores} want: "
+        advice=f"Keep images in the layout that the {WORDS[vendor].tensor_cores} need: "
         f"model.to(memory_format=torch.channels_last), and the same for its inputs{_TAKEN_BY.get(vendor, '')}. In JAX "
         "and TensorFlow: NHWC.",
-        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {format_duration(time)}; normalisation and "
-        "pooling may gain by it, too",
+        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')} taking {format_duration(time)}; normalisation and "
+        "pooling may get faster, too",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest_names(context, chosen),
@@ -168,15 +168,15 @@ def double_precision(context: Context) -> Iterator[Finding]:
     time = int(took[chosen].sum()) // devices
     product = context.get(gpu_causes) == GPU_CAUSES.index("matrix_products")
     products = int(took[chosen & product].sum()) // devices
-    of_products = f"; products take {ratio:g} times as long on this GPU" if products and ratio > 2 else ""
+    of_products = f"; on this GPU, matrix products take {ratio:g} times as long" if products and ratio > 2 else ""
     yield Finding(
         name="double_precision",
         title="Kernels compute in double precision (float64)",
         saving_ns=int((time - products) * HALF_THE_BYTES + products * (1 - 1 / ratio)),
-        advice="Use float32 (.float(), dtype=torch.float32): what comes from NumPy is float64 unless it is cast. Sums "
-        "that need more can be float64 alone.",
-        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {format_duration(time)}; the saving assumes that "
-        f"half of it goes with half of the bytes, and most GPUs also compute float64 more slowly{of_products}",
+        advice="Use float32 (.float(), dtype=torch.float32): data from NumPy is float64 unless it is cast. Keep "
+        "float64 only for sums that need it.",
+        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')} taking {format_duration(time)}; the saving assumes "
+        f"that half the bytes take half the time; most GPUs also compute float64 more slowly{of_products}",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest_names(context, chosen),
@@ -203,12 +203,12 @@ def unbenchmarked_convolutions(context: Context) -> Iterator[Finding]:
     time = int(took[chosen].sum()) // len(found.devices)
     yield Finding(
         name="unmeasured_convolutions",
-        title="Convolutions are chosen by cuDNN's rule of thumb, not by measuring them",
+        title="cuDNN chooses convolution algorithms by a heuristic, not by benchmarking",
         saving_ns=int(time * MEASURED_GAIN),
-        advice="Where the shapes of inputs stay the same, try torch.backends.cudnn.benchmark = True: the first call of "
-        "each shape then measures all algorithms, and the fastest one is used.",
-        evidence=f"torch.backends.cudnn.benchmark is off, and convolutions take {format_duration(time)}; "
-        f"{100 * MEASURED_GAIN:.0f} % of it is assumed to go, which may be none or more",
+        advice="If the input shapes stay the same, try torch.backends.cudnn.benchmark = True: the first call with each "
+        "shape then measures all algorithms, and later calls use the fastest one.",
+        evidence=f"torch.backends.cudnn.benchmark is off, and convolutions take {format_duration(time)}; the saving "
+        f"assumes {100 * MEASURED_GAIN:.0f} % of that, but it may be more, or nothing",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest_names(context, chosen),
@@ -262,8 +262,8 @@ def _work(context: Context, rows: Ints) -> str:
     took, devices = context.get(measured_times), max(len(context.get(time_causes).devices), 1)
     spent = int(took[rows].sum())
     return (
-        f"{times(len(rows), 'kernel')}, {format_duration(spent // devices)}, {share(spent, int(took.sum()))} of the "
-        "GPU's work, in operators without a backward"
+        f"{times(len(rows), 'kernel')} taking {format_duration(spent // devices)}, {share(spent, int(took.sum()))} of "
+        "the GPU's work, in operators without a backward pass"
     )
 
 
@@ -336,12 +336,12 @@ def _without_backward(context: Context, named: int, rows: Ints) -> tuple[Finding
         named = int(tree.parent[named])
     place = code_place(context.trace.strings[int(tree.name[named])])
     package = "" if function == place else framework_of(function)
-    shown = f"{function.shown} of {package}, called in {place.short}" if package else place.short
+    shown = f"{function.shown} of {package}, called in {place.short}," if package else place.short
     chosen = np.zeros(len(activity), np.bool_)
     chosen[rows] = True
     finding = Finding(
         name="evaluation_in_the_step",
-        title=f"{shown} runs a model without a backward",
+        title=f"{shown} runs a model without a backward pass",
         saving_ns=int(took[rows].sum()) // max(len(context.get(time_causes).devices), 1),
         advice=f"{EVALUATION_ADVICE} {settings_of(package, 'evaluation_in_the_step')}".rstrip(),
         evidence=_work(context, rows),
@@ -452,12 +452,13 @@ def small_kernels_of_functions(context: Context) -> Iterator[Finding]:
     mean = int(took[rows].sum()) / len(rows)
     finding = Finding(
         name="small_kernels",
-        title=f"{place.short} launches {len(rows) / steps:,.0f} small kernels in each step",
+        title=f"{place.short} launches {len(rows) / steps:,.0f} small kernels per step",
         saving_ns=int(took[rows].sum()),
-        advice="Compute the same with fewer and larger operators: vectorise loops over parts of tensors. "
+        advice="Do the same work with fewer and larger operators: vectorise loops over parts of tensors. "
         + context.get(gpu_abilities).fusing(),
-        evidence=f"{len(rows):,} kernels of {format_duration(mean)} on average, backward included; the saving is what "
-        f"they, their launches and the pauses between them take, less {100 * LEFT:.0f} % for kernels in their place",
+        evidence=f"{len(rows):,} kernels of {format_duration(mean)} on average, including the backward pass; the "
+        f"saving is the time of these kernels, their launches and the pauses between them, minus {100 * LEFT:.0f} % "
+        "for the kernels that replace them",
         causes=CAUSES,
         op=heaviest_op(context, activity.op[rows], took[rows]),
         kernels=longest_names(context, found.work),
@@ -481,11 +482,10 @@ def optimizer_kernels(context: Context) -> Iterator[Finding]:
         name="unfused_optimizer",
         title=f"The optimizer ({name}) updates the parameters one by one",
         saving_ns=int(took[rows].sum()),
-        advice="Use the fused optimizer (fused=True), else foreach=True.",
-        evidence=f"{len(rows) / found.steps.steps:,.0f} kernels in each step, "
-        f"{format_duration(int(took[rows].sum()))} in all; the "
-        f"saving is what they and their launches take, less {100 * OPTIMIZER_PASSES:.0f} %: a fused step reads and "
-        "writes less",
+        advice="Use the fused optimizer (fused=True), or else foreach=True.",
+        evidence=f"{len(rows) / found.steps.steps:,.0f} kernels per step, "
+        f"{format_duration(int(took[rows].sum()))} in total; the saving is the time of these kernels and their "
+        f"launches, minus {100 * OPTIMIZER_PASSES:.0f} % for the fused step",
         causes=CAUSES,
         op=heaviest_op(context, activity.op[rows], took[rows]),
         kernels=longest_names(context, work),
@@ -575,8 +575,8 @@ def _aside(
     share = replay.share(ReplayChange(left_out=slots, thread=context.get(training_thread))) / surplus
     window = context.get(time_causes).steps.measured_ns
     evidence = (
-        f"the steps, run again without it, take {100 * share:.3g} % less time; the training thread is in it for "
-        f"{format_duration(sampled * window)}; "
+        f"replayed without it, the steps take {100 * share:.3g} % less time; the training thread spends "
+        f"{format_duration(sampled * window)} in it; "
         f"{work_without_backward(context, slots) if of_model else finding.evidence}"
     )
     title, advice = finding.title, finding.advice
@@ -584,9 +584,9 @@ def _aside(
         on_host = host_collectives(context)
         running = union(on_host.start, on_host.end)
         if int(slots.within(running.start, running.end).sum()) >= ON_THE_HOST * length:
-            title, advice = f"{title} of the host", f"{COLLECTIVES_OF_THE_HOST} {advice}"
+            title, advice = f"{title} on the host", f"{COLLECTIVES_OF_THE_HOST} {advice}"
     if READS not in advice and _waits(context, slots) >= context.get(time_causes).steps.steps > 0:
-        advice = f"{advice} It also waits for results of the GPU. {READS}"
+        advice = f"{advice} This code also waits for results from the GPU. {READS}"
     replayed = replace(
         finding,
         title=title,

@@ -68,57 +68,56 @@ SAID = 0.8  # of idle time: if a change gains less, the evidence says so
 TOP = 3  # functions, operators and annotations of one cause that are separate findings
 # What the host does in a function, and the advice.
 _IN_FUNCTION = {
-    "sleep": ("it sleeps", "Take the sleep out of the loop, or wait on a thread of its own."),
+    "sleep": ("sleeps", "Take the sleep out of the loop, or sleep in a separate thread."),
     "lock": (
-        "it waits for a lock, a queue or another thread",
-        "Find who holds the lock (view threads): let the other thread work ahead into a queue that is never empty, or "
-        "do its work in another process.",
+        "waits for a lock, a queue or another thread",
+        "Find out which thread holds the lock (view threads). Let that thread work ahead, so that its queue is never "
+        "empty, or move its work to another process.",
     ),
     "input_output": (
-        "it waits for a file, a socket or a process",
-        "Do input and output on another thread or process, or ahead of time: a prefetching loader, asynchronous "
+        "waits for a file, a socket or a process",
+        "Do input and output in another thread or process, or ahead of time: a prefetching loader, asynchronous "
         "checkpoints, local copies of remote files.",
     ),
     "logging": (
-        "it prints or logs",
-        "Print and log every so many steps, and from a queue (logging.handlers.QueueHandler); do not format tensors in "
-        "the loop, which also waits for the GPU.",
+        "prints or logs",
+        "Print and log only every N steps, and through a queue (logging.handlers.QueueHandler); do not format tensors "
+        "in the loop, since that also waits for the GPU.",
     ),
     "garbage_collection": (
-        "it collects garbage",
-        "Take gc.collect() out of the loop; freeze what exists before it (gc.freeze()), and collect every so many "
-        "steps.",
+        "collects garbage",
+        "Take gc.collect() out of the loop; call gc.freeze() before the loop, and collect only every N steps.",
     ),
     "gil": (
-        "it waits for Python's global lock (GIL)",
-        "Move the work of other Python threads (view threads) to processes, or to code that releases the lock.",
+        "waits for Python's global lock (GIL)",
+        "Move the work of other Python threads (view threads) to other processes, or into code that releases the GIL.",
     ),
     "blocked": (
-        "it is off the CPU",
-        "See what this line waits for (sleep, lock, file, network, another process): kinetoctl trace "
-        "--with-stack=trace names the call. Take it out of the loop, or do it ahead on another thread.",
+        "is off the CPU",
+        "Find out what this line waits for (sleep, lock, file, network, another process): kinetoctl trace "
+        "--with-stack=trace names the call. Take the wait out of the loop, or do it ahead of time in another thread.",
     ),
     "python": (
-        "it runs Python",
-        "Make this function faster, do its work ahead on another thread or process, or do it on the GPU.",
+        "runs Python code",
+        "Make this function faster, do its work ahead of time in another thread or process, or do it on the GPU.",
     ),
 }
 _NAMED = (*_IN_FUNCTION, "annotation")
 _NO_READ = (
-    "Do not read results of the GPU in the loop (.item(), .cpu(), print, a condition on a tensor, nonzero): collect "
-    "them on the GPU and read them every so many steps, or copy with non_blocking=True and wait later."
+    "Do not read results from the GPU in the loop (.item(), .cpu(), print, a condition on a tensor, nonzero): collect "
+    "them on the GPU and read them only every N steps, or copy with non_blocking=True and wait later."
 )
 _NO_WAIT = (
-    "Take {synchronize}, and waits for streams and events, out of the loop: work on the GPU keeps its order without "
-    "them. To measure times use {event}, and read them every so many steps."
+    "Take {synchronize}, and waits for streams and events, out of the loop: work on the GPU stays in order without "
+    "them. To measure times, use {event}, and read the times only every N steps."
 )
 LEAST_GAPS = 3
 MOST = 0.5  # share of a kind's time in Python that is the function's, and of the caller's time in such kinds
 NATIVE = 0.9  # of the caller's samples at the line that are in one callee
 LEAST_SAMPLES = 3
 _MORE_CORES = (
-    "Give the job more cores: look for an affinity to few of them (taskset, cpuset, Slurm's --cpus-per-task, a "
-    "launcher that binds ranks to cores) and for a CPU quota of the container."
+    "Give the job more cores: check its CPU affinity (taskset, cpuset, Slurm's --cpus-per-task, a launcher that binds "
+    "ranks to cores) and the CPU quota of its container."
 )
 BUSY = 0.02  # of a core, or of the wait for one: a process with more counts as busy
 _HOST_WORKS = ("operators", "launch_latency", "python", "gil", "blocked", "unknown", "data_loading")
@@ -149,11 +148,11 @@ def host_functions(context: Context) -> Iterator[Finding]:
                 continue  # autograd's waits belong to the GIL finding, which replays the steps
             yield Finding(
                 name=f"host_{cause}",
-                title=f"The GPU waits for the host in {detail_text(context, part, short=True)}: {does}",
+                title=f"The GPU is idle while the host {does} in {detail_text(context, part, short=True)}",
                 saving_ns=time,
                 advice=advice,
                 evidence=f"{format_duration(time)} of the GPU's idle time in "
-                f"{times(part.pieces, 'stretch', 'stretches')}, told by "
+                f"{times(part.pieces, 'stretch', 'stretches')}, known from "
                 f"{_told_by(context, part)}{around}" + (_holder(context) if cause == "gil" else ""),
                 causes=(cause,),
                 frame=part.frame,
@@ -162,7 +161,7 @@ def host_functions(context: Context) -> Iterator[Finding]:
         if left > least:
             yield Finding(
                 name=f"host_{cause}",
-                title=f"The GPU waits for the host in many Python functions: {does}",
+                title=f"The GPU is idle while the host {does} in many Python functions",
                 saving_ns=left,
                 advice=advice,
                 evidence=f"{format_duration(left)} of the GPU's idle time in functions with less than half a per cent "
@@ -183,8 +182,8 @@ def _with_round_trip(context: Context, part: Detail, trips: Sequence[Callback]) 
             return time - moved, ""
         if part == trip.function:
             return time + moved, (
-                f"; {format_duration(moved)} of it in native code of {detail_text(context, trip.caller)}, which calls "
-                "the function back: in gaps of the same kind, between the same work of the GPU"
+                f"; {format_duration(moved)} of it is in native code called by {detail_text(context, trip.caller)}, "
+                "which calls this function back: in gaps between the same GPU activities"
             )
     return time, ""
 
@@ -192,14 +191,14 @@ def _with_round_trip(context: Context, part: Detail, trips: Sequence[Callback]) 
 def _told_by(context: Context, part: Detail) -> str:
     """Returns how the time of this part of a cause was determined."""
     if part.frame < 0:
-        return "autograd, which stands still between operators for Python's switch interval or more"
-    return "samples of the stacks" if context.get(python_frames).samples else "recorded calls"
+        return "pauses of autograd between operators that last at least Python's switch interval"
+    return "stack samples" if context.get(python_frames).samples else "recorded calls"
 
 
 def _holder(context: Context) -> str:
     """Returns which function of another thread ran most during the waits; "" if none did."""
     holder, part = other_python(context)
-    return f"; {holder} ran in {100 * part:.0f} % of the samples of its thread" if holder else ""
+    return f"; {holder} ran in {100 * part:.0f} % of that thread's samples" if holder else ""
 
 
 def _largest(context: Context, cause: str, least: float) -> list[Detail]:
@@ -216,10 +215,10 @@ def annotations(context: Context) -> Iterator[Finding]:
         time = part.time_ns // len(found.devices)
         yield Finding(
             name="host_annotation",
-            title=f"The GPU waits for the host in {detail_text(context, part)}, outside of operators",
+            title=f"The GPU waits for the host in {detail_text(context, part)}, outside operators",
             saving_ns=time,
-            advice="The host runs other code than operators there. Python stacks (kinetoctl trace --with-stack, "
-            "torch.profiler with_stack=True) name the function.",
+            advice="The host runs code other than operators there. Record Python stacks to see the function (kinetoctl "
+            "trace --with-stack, torch.profiler with_stack=True).",
             evidence=f"{format_duration(time)} of the GPU's idle time in {times(part.pieces, 'stretch', 'stretches')}",
             causes=("annotation",),
         )
@@ -264,7 +263,7 @@ def host_bound(context: Context) -> Iterator[Finding]:
     if waits.any():
         gain = min(gain, _gained(context, finding, others._replace(unwaited=waits)))
     less = (
-        f"; a faster host would gain {format_duration(gain)} of that beside other findings"
+        f"; a faster host would save {format_duration(gain)} of that in addition to the other findings"
         if gain < SAID * saving
         else ""
     )
@@ -328,8 +327,8 @@ def synchronisation(context: Context) -> Iterator[Finding]:
             title=f"{shown} waits for the GPU, which then waits for the host",
             saving_ns=time,
             advice=_no_wait(context) if _only_waits(context, shown) else _NO_READ,
-            evidence=f"{call} {times(max(len(blocking), 1), 'time')}{location_suffix(context, frame)}, the GPU idle "
-            f"for {format_duration(time)} after it",
+            evidence=f"{call} {times(max(len(blocking), 1), 'time')}{location_suffix(context, frame)}; the GPU "
+            f"was idle for {format_duration(time)} afterwards",
             causes=("synchronisation",),
             frame=frame,
             op=op if op_name(context, op) == shown else -1,
@@ -372,7 +371,7 @@ def data_loading(context: Context) -> Iterator[Finding]:
         names = [context.trace.strings[number] for number in np.flatnonzero(context.get(data_loading_names)).tolist()]
         single = [name for name in names if "_SingleProcessDataLoaderIter" in name]
         if single and len(single) == len(names):
-            evidence = f"{finding.evidence}; batches are made in the training process itself (num_workers=0)"
+            evidence = f"{finding.evidence}; batches are built in the training process itself (num_workers=0)"
             yield replace(finding, evidence=evidence)
         else:
             yield finding
@@ -387,7 +386,7 @@ def kernel_gaps(context: Context) -> Iterator[Finding]:
 def allocation(context: Context) -> Iterator[Finding]:
     """Yields GPU idle time while the runtime allocates or releases memory."""
     words = vendor_words(context)
-    ways = [*filter(None, [words.allocator]), f"no {words.empty_cache} in the loop", "less peak memory"]
+    ways = [*filter(None, [words.allocator]), f"no {words.empty_cache} in the loop", "lower peak memory"]
     advice = f"Keep the allocator from going back to {words.runtime}: {', '.join(ways)}; allocate pinned buffers once."
     for finding in _allocating(context):
         yield with_replay(context, replace(finding, advice=advice), ReplayChange(calls=context.get(allocating_calls)))
@@ -398,19 +397,20 @@ def unknown(context: Context) -> Iterator[Finding]:
     found = context.get(time_causes)
     number = CAUSES.index("unknown")
     for title, reasons in (
-        ("The GPU waits for the host, and the trace does not tell what it does", (NO_STACKS, NO_SAMPLE, NO_EVENT)),
+        ("The GPU waits for the host, and the trace does not show why", (NO_STACKS, NO_SAMPLE, NO_EVENT)),
         ("The GPU is idle, and the trace does not show why", (NO_LAUNCH, NO_CALLS)),
-        ("The trace does not show what the GPU did at first", (NOTHING_EARLIER,)),
+        ("The trace does not show what the GPU did at the beginning", (NOTHING_EARLIER,)),
     ):
         parts = [part for part in found.details if part.cause == number and part.reason in reasons]
         if parts:
             time = sum(part.time_ns for part in parts) // len(found.devices)
+            why = "; ".join(dict.fromkeys(REASONS[part.reason] for part in parts))
             yield Finding(
                 name="unknown_idle",
                 title=title,
                 saving_ns=time,
-                advice="; ".join(dict.fromkeys(REASONS[part.reason] for part in parts)) + ".",
-                evidence=f"{format_duration(time)} of the GPU's idle time; how much of it can be saved is not known",
+                advice=f"{why[:1].upper()}{why[1:]}.",
+                evidence=f"{format_duration(time)} of the GPU's idle time; how much of it can be saved is unknown",
                 causes=("unknown",),
             )
 
@@ -491,8 +491,8 @@ def workers_without_cores(context: Context) -> Iterator[Finding]:
         title=f"Worker processes wait for a CPU: {processes} share {_limit(found)}",
         saving_ns=int(waits * share),
         advice=f"{_MORE_CORES} More workers do not help.",
-        evidence=f"the processes had {cores:.1f} cores together, and waited for one in {100 * share:.0f} % of the time "
-        "in which they could have run",
+        evidence=f"together, the processes had {cores:.1f} cores, and waited for one in {100 * share:.0f} % of the "
+        "time in which they could have run",
         causes=("data_loading",),
     )
 
@@ -508,7 +508,7 @@ def host_without_cores(context: Context) -> Iterator[Finding]:
         title=f"The threads that launch work wait for a CPU: they share {_limit(found)}",
         saving_ns=int(idle * share),
         advice=_MORE_CORES,
-        evidence=f"in {100 * share:.0f} % of the time in which they could have run they had no CPU",
+        evidence=f"they had no CPU in {100 * share:.0f} % of the time in which they could have run",
         causes=_HOST_WORKS,
     )
     yield with_replay(context, finding, ReplayChange(pace=np.full(len(context.get(calls)), 1 - share)))
@@ -517,29 +517,29 @@ def host_without_cores(context: Context) -> Iterator[Finding]:
 def _limit(found: KernelCounters) -> str:
     """Returns a text on the available cores."""
     if 0 < found.usable_cores < found.host_cores:
-        return f"{found.usable_cores} of the host's {found.host_cores} cores, which is all that this process may use"
+        return f"{found.usable_cores} of the host's {found.host_cores} cores, all that this process is allowed to use"
     if found.quota_cores:
         return f"{found.quota_cores:g} cores, the CPU quota of the control group {found.quota_group}"
-    return "the host's cores, which other programs use, too"
+    return "the host's cores with other programs"
 
 
 _waiting_for_data = _cause(
     "data_loading",
     "data_loading",
     "The GPU waits for the next batch",
-    "Load in parallel and ahead: DataLoader with more num_workers, persistent_workers, prefetch_factor and "
+    "Load ahead and in parallel: a DataLoader with more num_workers, persistent_workers, prefetch_factor and "
     "pin_memory; move decoding and augmentation to the workers or the GPU.",
 )
 waiting_for_ranks = _cause(
     "host_communication",
     "communication_on_the_host",
-    "The GPU waits for a collective of the host",
+    "The GPU waits for a collective on the host",
     COLLECTIVES_OF_THE_HOST,
 )
 _allocating = _cause(
     "allocation",
     "allocation",
-    "The GPU waits while memory is allocated or released",
+    "The GPU is idle while memory is allocated or released",
     "",
 )
 _pausing = _cause("kernel_gaps", "kernel_gaps", "The GPU pauses between short kernels that were launched ahead", "")
@@ -547,6 +547,6 @@ queued = _cause(
     "queued",
     "queued",
     "Launched work waits in the GPU's queue",
-    "View idle_gaps with cause=queued shows before which activity. Work waits there for an event of another stream "
-    "(record cuda_sync), for another GPU, for the first launch of a graph, or for the profiler.",
+    "The view idle_gaps with cause=queued shows which activities had to wait: for an event of another stream (record "
+    "cuda_sync), for another GPU, for the first launch of a graph, or for the profiler.",
 )

@@ -62,11 +62,12 @@ MOSTLY = 0.5  # of the time of kernels: measurements that cover this much repres
 HALF = 0.5  # of the bytes, or of the time with twice the peak
 SLOWER = 0.98  # of the largest clock: above this the loss is negligible
 _REMEDIES = {
-    "power": "Raise the limit if it is below what the GPU allows (nvidia-smi -q -d POWER; nvidia-smi -pl), or accept "
-    "it: at its highest limit a GPU lowers its clock under heavy products. Work that is bound by memory loses little.",
-    "heat": "Cool the GPU better: look at fans, at the temperature of the air and at its neighbours.",
-    "hardware": "Look at the power supply and its cables, and at the driver's log (nvidia-smi -q -d PERFORMANCE): the "
-    "board itself asked for a lower clock.",
+    "power": "Raise the power limit if it is below the GPU's maximum (nvidia-smi -q -d POWER; nvidia-smi -pl), or "
+    "accept it: even at the maximum, a GPU lowers its clock under heavy matrix products. Memory-bound work loses "
+    "little.",
+    "heat": "Cool the GPU better: check the fans, the air temperature and the neighbouring devices.",
+    "hardware": "Check the power supply and its cables, and what the driver reports (nvidia-smi -q -d PERFORMANCE): "
+    "the board itself requested a lower clock.",
 }
 
 
@@ -98,13 +99,13 @@ def no_tensor_cores(context: Context) -> Iterator[Finding]:
     if not total:
         return
     pipe = mean_use(context, "tensor", chosen)
-    measured = "" if np.isnan(pipe) else f"; the tensor pipe was used for {pipe:.2g} % while they ran"
+    measured = "" if np.isnan(pipe) else f"; they used {pipe:.2g} % of the tensor pipe's peak"
     yield Finding(
         name="no_tensor_cores",
         title=f"Matrix products do not use the {able.words.tensor_cores}",
         saving_ns=int(total * (1 - 1 / SPEED_UP)) // len(found.devices),
         advice=able.precision(),
-        evidence=f"{format_duration(total)} of kernels, {share(total, everything)} of all kernel time; the saving "
+        evidence=f"kernels taking {format_duration(total)}, {share(total, everything)} of all kernel time; the saving "
         f"assumes {SPEED_UP:g} times the speed{measured}",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
@@ -123,18 +124,18 @@ def elementwise(context: Context) -> Iterator[Finding]:
     unfused = every & ~matches(context.trace.strings, FUSED_KERNELS)[activity.name]
     chosen = unfused & ~context.get(double_kernels)
     double = int(took[unfused & ~chosen].sum()) // max(len(context.get(time_causes).devices), 1)
-    apart = f"; {format_duration(double)} of others compute in float64, which is another finding" if double else ""
+    apart = f"; others taking {format_duration(double)} compute in float64 (a separate finding)" if double else ""
     total = context.get(time_causes).total("elementwise")
     time = int(total * (int(took[chosen].sum()) / max(int(took[every].sum()), 1)))
     if not time:
         return
     yield Finding(
         name="elementwise",
-        title="Many elementwise kernels that could be fused",
+        title="Many elementwise kernels could be fused",
         saving_ns=int(time * FUSED),
         advice=context.get(gpu_abilities).fusing(),
-        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {format_duration(time)}; the saving assumes that "
-        f"half of it goes{apart}{_memory_use(context, chosen)}",
+        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')} taking {format_duration(time)}; the saving assumes "
+        f"half of that{apart}{_memory_use(context, chosen)}",
         causes=("elementwise",),
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest_names(context, chosen),
@@ -186,13 +187,13 @@ def small_grids(context: Context) -> Iterator[Finding]:
     devices = max(len(context.get(time_causes).devices), 1)
     yield Finding(
         name="small_grids",
-        title="Kernels leave a part of the GPU without work",
+        title="Kernels leave part of the GPU idle",
         saving_ns=int((took[rows] * (1 - filled)).sum()) // devices,
-        advice="Make the work of these operators larger (batch, sequence, fused heads), or run independent ones on "
-        "streams of their own.",
-        evidence=f"{times(len(rows), 'kernel')} of {format_duration(float(took[rows].sum()))} "
+        advice="Give these operators more work (a larger batch, longer sequences, fused heads), or run independent "
+        "ones on separate streams.",
+        evidence=f"{times(len(rows), 'kernel')} taking {format_duration(float(took[rows].sum()))}, "
         f"{_filled(blocks, busy, took[rows], vendor_words(context).multiprocessor)}; the saving "
-        "is what a full GPU would give at most",
+        "is an upper bound, as if they filled the GPU",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[rows], took[rows]),
         kernels=longest_names(context, chosen),
@@ -204,7 +205,7 @@ def _filled(blocks: Floats, busy: Floats, took: Ints, multiprocessor: str) -> st
     told = []
     for value, text in (
         (blocks, f"with {{:.2g}} blocks per {multiprocessor}"),
-        (busy, f"during which a {multiprocessor} was busy for {{:.3g}} % of the time, by its counter"),
+        (busy, f"each {multiprocessor} busy for {{:.3g}} % of the time (measured)"),
     ):
         known = ~np.isnan(value)
         if known.any():
@@ -222,13 +223,12 @@ def memory_bound(context: Context) -> Iterator[Finding]:
         context,
         chosen,
         name="memory_bound",
-        title="Kernels are bound by the GPU's memory",
+        title="Kernels are bound by the GPU's memory bandwidth",
         saving=time * HALF,
-        advice="They move memory about as fast as the GPU can, so only fewer bytes make them faster: fuse them with "
-        "what runs before and after (torch.compile, fused norms and losses), use types of 16 bits or less, and leave "
-        "out copies such as .contiguous() and .clone().",
-        use=f"measured at {mean_use(context, 'dram', chosen):.3g} % of DRAM's peak; the saving assumes half of the "
-        "bytes",
+        advice="They move data about as fast as the GPU can, so only moving fewer bytes makes them faster: fuse them "
+        "with what runs before and after (torch.compile, fused norms and losses), use types of 16 bits or fewer, and "
+        "avoid copies such as .contiguous() and .clone().",
+        use=f"measured at {mean_use(context, 'dram', chosen):.3g} % of DRAM's peak; the saving assumes half the bytes",
     )
 
 
@@ -253,11 +253,11 @@ def compute_bound(context: Context) -> Iterator[Finding]:
         name="compute_bound",
         title=f"Matrix products are bound by the {able.words.tensor_cores}",
         saving=_time(context, chosen) * HALF,
-        advice=f"They run about as fast as their precision allows, and a narrower one has twice the peak: {advice} "
-        "Otherwise only fewer operations help.",
+        advice=f"They run about as fast as their precision allows, and a narrower type has twice the peak: {advice} "
+        "Otherwise, only fewer operations help.",
         use=f"measured at {mean_use(context, 'tensor', chosen):.3g} % of the tensor pipe and "
         f"{mean_use(context, 'dram', chosen):.3g} % of DRAM's peak; the saving assumes a type of half the width, which "
-        "not every model bears",
+        "not every model tolerates",
     )
 
 
@@ -274,11 +274,11 @@ def latency_bound(context: Context) -> Iterator[Finding]:
         context,
         chosen,
         name="latency_bound",
-        title="Kernels wait for latency: they use neither the memory nor the arithmetic units well",
+        title="Kernels are bound by latency: they use neither the memory nor the arithmetic units well",
         saving=float((took * (1 - used / BOUND)).sum()) / devices,
-        advice="Give each of them more independent work: larger batches or sequences, fused operators (torch.compile, "
-        "F.scaled_dot_product_attention), sizes that are multiples of 8 or 64, contiguous inputs. A kernel of your "
-        "own may need more warps, or more loads in flight.",
+        advice="Give each of them more independent work: larger batches or longer sequences, fused operators "
+        "(torch.compile, F.scaled_dot_product_attention), sizes that are multiples of 8 or 64, contiguous inputs. A "
+        "kernel of your own may need more warps, or more loads in flight.",
         use=f"measured at {float(np.average(used, weights=took)):.3g} % of the peak of the unit that they use most; "
         f"the saving assumes {BOUND:g} %",
     )
@@ -305,7 +305,7 @@ def _finding(
         title=title,
         saving_ns=int(saving),
         advice=advice,
-        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')} of {format_duration(time)}, "
+        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')} taking {format_duration(time)}, "
         f"{share(time, int(took.sum()))} of the GPU's work, {use}",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
@@ -330,17 +330,17 @@ def throttled_clock(context: Context) -> Iterator[Finding]:
         told = (
             f"GPU {device}: throttled by {max(reasons)[1]} for {share(slow.length(), measured.length())} of the steps' "
         )
-        told += f"time at {at / 1e9:.3g} of {top / 1e9:.3g} GHz{_power(context, device, slow)}"
+        told += f"time, to {at / 1e9:.3g} of {top / 1e9:.3g} GHz{_power(context, device, slow)}"
         sampling |= slowed_by_sampling(context, device)
         lost.setdefault(max(reasons)[1], []).append((_busy(context, device, slow) * (1 - at / top), told))
     devices = max(len(context.get(time_causes).devices), 1)
     for reason, found in lost.items():
         yield Finding(
             name="throttled_clock",
-            title=f"The clock of the GPU is held down by its {'temperature' if reason == 'heat' else reason}",
+            title=f"The GPU's clock is held down by {'the hardware' if reason == 'hardware' else reason}",
             saving_ns=int(sum(saving for saving, _ in found)) // devices,
             advice=_REMEDIES[reason],
-            evidence=f"{'; '.join(text for _, text in found)}; the saving assumes that all work follows the clock"
+            evidence=f"{'; '.join(text for _, text in found)}; the saving assumes that all work scales with the clock"
             + (f"; {OWN_POWER}" if sampling and reason == "power" else ""),
         )
 

@@ -27,20 +27,20 @@ MEMORY_SHARE = 0.9
 _GB = 1 << 30
 
 _ADVICE = {
-    "data_loading": "Load batches in worker processes: set num_workers of the DataLoader, and pin_memory; "
+    "data_loading": "Load batches in worker processes: set num_workers and pin_memory of the DataLoader; "
     "move costly transformations out of the training loop.",
     "data_parallel": "Use DistributedDataParallel, one process per GPU: DataParallel copies the model in every step "
     "and drives all GPUs from one process.",
     "nccl_backend": 'Initialise torch.distributed with backend="nccl": it is the fastest backend for GPUs.',
-    "communication": "Send less or less often: accumulate gradients over several batches, compress them "
+    "communication": "Send less, or less often: accumulate gradients over several batches, compress them "
     "(DDP communication hooks), or enlarge the batch. Larger batches can change convergence; optimizers such as "
     "LAMB are made for them.",
     "low_utilization": "Give the GPU more work per launch: enlarge the batch, fuse kernels (torch.compile) or replay "
     "CUDA graphs. Larger batches can change convergence.",
     "tensor_cores": "Use automatic mixed precision (torch.autocast), or allow TF32 for float32: these operators could "
-    "use tensor cores and do not.",
-    "memory": "Store fewer activations (activation checkpointing) or smaller ones (mixed precision): allocations are "
-    "close to what the GPU has.",
+    "use tensor cores, but do not.",
+    "memory": "Store fewer activations (activation checkpointing) or smaller ones (mixed precision): the GPU's memory "
+    "is almost full.",
 }
 
 
@@ -80,8 +80,8 @@ class RecommendationFacts:
     columns(
         ("rule", "text", "", "short name of the rule"),
         ("value", "float", "", "figure that triggered the rule, in `unit`"),
-        ("threshold", "float", "", "threshold that it is compared with, in `unit`"),
-        ("unit", "text", "", "% (of the mean step, of time or of memory), otherwise what is counted"),
+        ("threshold", "float", "", "threshold that the figure exceeds, in `unit`"),
+        ("unit", "text", "", "% (of the mean step, of time or of memory), or what is counted"),
         ("advice", "text", "", "what to do"),
         ("evidence", "text", "", "where the figure comes from"),
     ),
@@ -90,13 +90,13 @@ def recommendations(context: Context) -> Answer:
     """What to change first: one row for each figure of the overview that exceeds its threshold.
 
     The rules:
-    - data_loading: more than 5 % of the mean step waits for data.
+    - data_loading: more than 5 % of the mean step is spent waiting for data.
     - data_parallel: DataParallel runs on more than one GPU.
-    - nccl_backend: DistributedDataParallel runs without NCCL on NVIDIA's GPUs of compute capability 3.5 or higher.
+    - nccl_backend: DistributedDataParallel runs without NCCL on NVIDIA GPUs of compute capability 3.5 or higher.
     - communication: more than 10 % of the mean step is communication that nothing else hides.
     - low_utilization: a GPU runs kernels in less than 50 % of the steps' time.
-    - tensor_cores: no kernel uses tensor cores on a GPU that has them (NVIDIA's from compute capability 7 on),
-      although operators ran that could.
+    - tensor_cores: no kernel uses tensor cores on a GPU that has them (NVIDIA: compute capability 7 or higher),
+      although some operators could.
     - memory: more than 90 % of a GPU's memory was allocated at some time (needs recorded allocations).
 
     The advice names only what the GPUs of the trace can do: bfloat16 and TF32 from compute capability 8.0 on,
@@ -110,7 +110,7 @@ def recommendation_columns(facts: RecommendationFacts) -> Answer:
     found = [*_distributed(facts), *_gpus(facts)]
     loading = facts.steps.average("dataloader")
     if loading > DATA_LOADING_SHARE:
-        found.insert(0, _share("data_loading", loading, DATA_LOADING_SHARE, "mean step spent on waiting for batches"))
+        found.insert(0, _share("data_loading", loading, DATA_LOADING_SHARE, "mean step is spent waiting for batches"))
     found += [
         _share("memory", peak / memory, MEMORY_SHARE, f"{memory / _GB:.1f} GB of GPU {device} were allocated")
         for device, peak, memory in facts.peaks

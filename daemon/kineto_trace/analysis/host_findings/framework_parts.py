@@ -362,4 +362,4 @@ def _lines(context: Context, rows: Ints) -> Ints:
 def settings_of(package: str, finding: str) -> str:
     """Returns which setting makes this package do less of the finding with this name; "" if unknown."""
     known = _SETTINGS.get((_SAME.get(package, package), finding), "")
-    return f"Where to set it: {known}" if known else ""
+    return f"See {known}" if known else ""

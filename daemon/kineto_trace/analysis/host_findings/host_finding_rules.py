@@ -63,9 +63,9 @@ _IMAGES = 4  # dimensions
 MOST = 0.5  # of the time of loading in one function: then it is named
 LEAST_STARTS = 2
 _MORE = {
-    CallKind.COLLATE: "Make batches of whole tensors in the data set, or collate in workers.",
-    CallKind.NONE: "Make this function faster: vectorised, or done once and kept; a collate function works on whole "
-    "tensors; a sampler draws all numbers at once.",
+    CallKind.COLLATE: "Build batches from whole tensors in the data set, or collate in workers.",
+    CallKind.NONE: "Make this function faster: vectorise it, or compute the result once and keep it; collate whole "
+    "tensors, and let a sampler draw all numbers at once.",
 }
 SEEN = 2  # samples of an operator's name in one function and none in another
 _LOW = (1 << 32) - 1
@@ -117,9 +117,9 @@ def _starts(context: Context, rows: Ints, steps: int) -> Iterator[Finding]:
             name="worker_start",
             title="The DataLoader starts its worker processes again and again",
             saving_ns=int(weight),
-            advice="Keep the workers: DataLoader(persistent_workers=True), and make longer epochs.",
-            evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in {steps} steps in which workers are "
-            "started or ended, the wait for their first batches included",
+            advice="Keep the workers alive with DataLoader(persistent_workers=True), and use longer epochs.",
+            evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in {steps} steps that start or end "
+            "workers, including the wait for their first batches",
         )
 
 
@@ -130,10 +130,10 @@ def _waits(context: Context, rows: Ints) -> Iterator[Finding]:
             name="loader_waits_for_workers",
             title="The step waits for the next batch from the DataLoader's workers",
             saving_ns=int(weight),
-            advice="The workers are too slow or too few: raise num_workers (up to the number of processors; more, if "
-            "they wait for storage) and prefetch_factor, or make the data set's __getitem__ and collate_fn faster.",
-            evidence=f"{per_step(context, weight)}, {margin(context, weight)}; the workers are processes of their own "
-            "and not in this trace: trace one by its pid to see what it does",
+            advice="The workers are too slow or too few: raise num_workers (up to the number of CPUs, or more if they "
+            "wait for storage) and prefetch_factor, or make the data set's __getitem__ and collate_fn faster.",
+            evidence=f"{per_step(context, weight)}, {margin(context, weight)}; the workers are separate processes and "
+            "not in this trace: trace one by its pid to see what it does",
         )
 
 
@@ -146,11 +146,11 @@ def _works(context: Context, rows: Ints) -> Iterator[Finding]:
     loaded = np.zeros(len(calls), np.bool_)
     loaded[calls.node[calls.loading]] = True
     named, part = _dominating(calls, loaded, inclusive_sums(calls, own), weight)
-    place, what = "", "The DataLoader makes the next batch in the training process"
+    place, what = "", "The DataLoader builds the next batch in the training process"
     if named != NOTHING:
         line = _line(context, named, rows)
         found_at = code_place(context.trace.strings[int(calls.name[named])], line)
-        place, what = str(found_at), f"Loading takes a part of each step, most of it {found_at.short}"
+        place, what = str(found_at), f"Data loading takes part of each step, mostly in {found_at.short}"
     share = classes.weight[rows] / max(weight, 1.0)
     kind = main_kind(calls.kind[found.place[rows]], share)
     more = _MORE.get(kind) or REMEDIES.get(kind) or _MORE[CallKind.NONE]
@@ -161,7 +161,7 @@ def _works(context: Context, rows: Ints) -> Iterator[Finding]:
         saving_ns=int(weight),
         advice=LOADING.format(more=more),
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}{idleness(context, idle)}"
-        + (f"; {100 * part / weight:.0f} % of it in this function" if place else ""),
+        + (f"; {100 * part / weight:.0f} % of that in this function" if place else ""),
         where=place,
     )
 
@@ -197,9 +197,9 @@ def number_types(context: Context) -> Iterator[Finding]:
             name="float64",
             title="Operators compute in float64 (double)",
             saving_ns=int(took * DOUBLE_GAIN),
-            advice="Use float32 (or bfloat16): look for .double(), dtype=float64, and data from numpy, whose numbers "
-            "are float64 unless they are converted.",
-            evidence=f"{per_step(context, took)} in operators with float64 inputs; the saving assumes half of it",
+            advice="Use float32 (or bfloat16): look for .double(), dtype=float64, and data from NumPy, which is "
+            "float64 unless it is converted.",
+            evidence=f"{per_step(context, took)} in operators with float64 inputs; the saving assumes half of that",
         )
 
 
@@ -212,11 +212,11 @@ def layouts(context: Context) -> Iterator[Finding]:
     if is_enough(context, took * LAYOUT_GAIN, LEAST_MOMENTS):
         yield Finding(
             name="not_channels_last",
-            title="Convolutions run on images that are stored channel by channel",
+            title="Convolutions run on images in channels-first layout",
             saving_ns=int(took * LAYOUT_GAIN),
             advice="Convert the model and its inputs with .to(memory_format=torch.channels_last).",
-            evidence=f"{per_step(context, took)} in operators on images with contiguous channels; the saving assumes "
-            f"{100 * LAYOUT_GAIN:.0f} % of it",
+            evidence=f"{per_step(context, took)} in operators on channels-first images; the saving assumes "
+            f"{100 * LAYOUT_GAIN:.0f} % of that",
         )
 
 
@@ -268,15 +268,15 @@ def _loops(context: Context, rows: Ints, caller: Ints, in_backward: bool) -> Ite
             continue
         whole = weight + float(backward[number])
         where = code_place(context.trace.strings[int(functions[number])])
-        more = "" if in_backward else f", and {per_step(context, float(backward[number]))} in their backward"
+        more = "" if in_backward else f", and {per_step(context, float(backward[number]))} in their backward pass"
         yield Finding(
             name="small_operators",
-            title=f"{where.short} computes in {counts[number] / steps:,.0f} small operators a step"
-            + (", inside the backward" if in_backward else ""),
+            title=f"{where.short} calls {counts[number] / steps:,.0f} small operators per step"
+            + (", inside the backward pass" if in_backward else ""),
             saving_ns=int(whole * (1 - REMAINS)),
             advice=SMALL_OPERATORS,
-            evidence=f"{per_step(context, weight)}, {margin(context, weight)}, {format_duration(each)} of a processor "
-            f"for each operator{more}; the saving assumes that {100 * REMAINS:.0f} % of it remains",
+            evidence=f"{per_step(context, weight)}, {margin(context, weight)}, {format_duration(each)} of CPU time per "
+            f"operator{more}; the saving assumes that {100 * REMAINS:.0f} % of this time remains",
             where=str(where),
         )
 
@@ -305,12 +305,13 @@ def forward_copies(context: Context) -> Iterator[Finding]:
         converting = 2 * float(weight[converts[name]].sum()) > float(weight.sum())
         yield Finding(
             name="conversions_in_the_forward" if converting else "copies_in_the_forward",
-            title=f"{where.short} {'converts tensors to other number types' if converting else 'copies tensors'}, "
-            "forward and backward",
+            title=f"{where.short} {'converts tensors to other dtypes' if converting else 'copies tensors'}, in the "
+            "forward and backward pass",
             saving_ns=int(whole),
             advice=CONVERSION_ADVICE if converting else COPY_ADVICE,
             evidence=f"{per_step(context, float(weight.sum()))}, {margin(context, float(weight.sum()))}, and "
-            f"{per_step(context, float(backward[number]))} in their backward; the saving assumes that none is needed",
+            f"{per_step(context, float(backward[number]))} in their backward pass; the saving assumes that none of "
+            "them is needed",
             where=str(where),
         )
 

@@ -43,12 +43,13 @@ _BY_REASON = {
     "idle_io": "waits for a file, a pipe or the network",
     "idle_child": "waits for a child process",
     "idle_driver": "waits in a driver",
-    "idle_memory": "waits for memory that is read from storage",
+    "idle_memory": "waits for memory to be read from storage",
 }
 _VAGUE = ("idle_poll", "idle_io")  # the callee says more
 _ADVICE = (
-    "If it should have moved, it hangs there, or waits for another thread, process or rank that does. `kinetoctl "
-    "stacks {pid}`, or `--rank all` for a job, shows where all of them stand, and which one the others wait for."
+    "If it should have made progress, it hangs there, or waits for another thread, process or rank that hangs. "
+    "`kinetoctl stacks {pid}` (for a job: `kinetoctl stacks --rank all`) shows where all of them are, and which one "
+    "the others wait for."
 )
 
 
@@ -77,7 +78,7 @@ def standing(context: Context) -> Iterator[Finding]:
         title=f"{NOTHING_MOVED}the main thread {does} in {place.short}",
         saving_ns=0,
         advice=_ADVICE.format(pid=trace.target.pid),
-        evidence=f"{of_all} samples of it in {window} are at this line; no step, operator or work of a GPU was "
+        evidence=f"{of_all} samples of the main thread in {window} are at this line; no step, operator or GPU work was "
         "recorded, and no other Python thread ran",
         frame=row,
         where=str(place),

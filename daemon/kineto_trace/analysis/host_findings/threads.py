@@ -61,7 +61,7 @@ WARM_UP = 0.2  # of the steps, all at the beginning
 PARTS = 10  # of a trace without steps
 _RECOMPILED = (
     "Find out why (TORCH_LOGS=recompiles): mark sizes that change as dynamic (dynamic=True, "
-    "torch._dynamo.mark_dynamic), pad to few shapes, keep Python values that change out of compiled code, and call "
+    "torch._dynamo.mark_dynamic), pad to a few shapes, keep Python values that change out of compiled code, and call "
     "torch.compile once, outside the loop."
 )
 _TORCH_COMPILER = re.compile(r"(?:^|/)torch/_(?:dynamo|inductor)/")  # which call Triton to compile
@@ -69,14 +69,14 @@ _OTHER_COMPILERS = {  # functions, and the advice
     "JAX": (
         re.compile(r"(?:^|/)jax/_src/"),
         "Call jax.jit once, outside the loop, on a function that is defined once: a new lambda or closure is compiled "
-        "anew. Keep shapes, types and static arguments the same (pad to few shapes). jax.config.update("
-        "'jax_explain_cache_misses', True) says why.",
+        "again. Keep shapes, types and static arguments the same (pad to a few shapes). jax.config.update("
+        "'jax_explain_cache_misses', True) makes JAX log the reasons.",
     ),
     "Triton": (
         re.compile(r"(?:^|/)triton/"),
-        "A Triton kernel is compiled anew for each value of a tl.constexpr argument, each type, and integers that "
-        "become 1 or divisible by 16: pass what changes as an ordinary argument (do_not_specialize), and compile "
-        "once, before the loop.",
+        "A Triton kernel is compiled again for each new value of a tl.constexpr argument, for each new type, and when "
+        "an integer becomes 1 or divisible by 16: pass values that change as ordinary arguments (do_not_specialize), "
+        "and compile once, before the loop.",
     ),
 }
 
@@ -102,11 +102,12 @@ def gil(context: Context) -> Iterator[Finding]:
     holder, share = other_python(context)
     yield Finding(
         name="gil",
-        title="The training thread waits for Python's lock (GIL)" + (f", which {holder} holds" if holder else ""),
+        title="The training thread waits for Python's global lock (GIL)"
+        + (f", which {holder} holds" if holder else ""),
         saving_ns=int(weight),
         advice=finding.PINNING if PINS in holder else finding.HOLDER_OF_THE_GIL,
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}"
-        + (f"; {holder} ran in {100 * share:.0f} % of the samples of its thread" if holder else "")
+        + (f"; {holder} ran in {100 * share:.0f} % of that thread's samples" if holder else "")
         + _waits_of_autograd(in_backward),
         where=holder,
     )
@@ -116,9 +117,9 @@ def _waits_of_autograd(waits: Union) -> str:
     if not len(waits.start):
         return ""
     return (
-        f"; the thread of the backward waits for it {times(len(waits.start), 'time')}, "
-        f"{format_duration(waits.length())}: autograd "
-        "stands still between operators for Python's switch interval or more"
+        f"; the thread of the backward pass waits for it {times(len(waits.start), 'time')}, "
+        f"{format_duration(waits.length())} in total (pauses of autograd between operators that last at least Python's "
+        "switch interval)"
     )
 
 
@@ -154,7 +155,7 @@ def garbage(context: Context) -> Iterator[Finding]:
     place = commonest_place(context, np.flatnonzero(lost > 0), lost[lost > 0])
     yield Finding(
         name="garbage_collector",
-        title="Python's garbage collector runs in the steps" + (f", most in {place.short}" if place else ""),
+        title="Python's garbage collector runs in the steps" + (f", mostly in {place.short}" if place else ""),
         saving_ns=int(weight),
         advice=finding.REMEDIES[CallKind.GARBAGE],
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}",
@@ -182,7 +183,8 @@ def paging(context: Context) -> Iterator[Finding]:
     place = commonest_place(context, np.flatnonzero(lost > 0), lost[lost > 0])
     yield Finding(
         name="paging",
-        title="The training thread waits for memory from storage" + (f", most in {place.short}" if place else ""),
+        title="The training thread waits for memory to be read from storage"
+        + (f", mostly in {place.short}" if place else ""),
         saving_ns=int(weight),
         advice=finding.PAGING,
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}"
@@ -226,7 +228,7 @@ def processors(context: Context) -> Iterator[Finding]:
         saving_ns=int(weight),
         advice=_advice(busy, cores),
         evidence=f"{per_step(context, weight)}; it had work in {100 * ready:.0f} % of {own.samples} samples, but ran "
-        f"only {100 * had:.0f} % of the time; {times(len(busy), 'busy thread')} had {cores:.1f} cores",
+        f"only {100 * had:.0f} % of the time; {times(len(busy), 'busy thread')} shared {cores:.1f} cores",
         where=f"thread {context.trace.target.threads.get(own.thread, own.thread)}",
     )
 
@@ -238,8 +240,8 @@ def _advice(busy: list[ThreadUse], cores: float) -> str:
         else ""
     )
     return (
-        f"{which}Look for a CPU limit of the container or service (cgroup quota), for an affinity to few cores "
-        "(taskset, cpuset, Slurm's --cpus-per-task), and for other programs on the machine."
+        f"{which}Check the CPU limit of the container or service (cgroup quota) and the CPU affinity (taskset, "
+        "cpuset, Slurm's --cpus-per-task), and look for other programs on the machine."
     )
 
 
@@ -264,7 +266,7 @@ def per_step(context: Context, weight: float) -> str:
 def margin(context: Context, weight: float) -> str:
     """Formats the uncertainty of a share: "±3 points" if it comes from samples."""
     if is_exact(context):
-        return "by exact calls"
+        return "from recorded calls"
     count = max(len(context.get(moments)), 1)
     share = min(max(weight / total_ns(context), 0.0), 1.0)
     return f"±{196 * math.sqrt(share * (1 - share) / count):.0f} points"
@@ -277,7 +279,7 @@ def is_exact(context: Context) -> bool:
 
 def idleness(context: Context, share: float) -> str:
     """Formats for how much of a time the thread did not run; "" if calls were recorded, which do not show it."""
-    return "" if is_exact(context) else f"; the thread slept or waited in {100 * share:.0f} % of it"
+    return "" if is_exact(context) else f"; the thread slept or waited for {100 * share:.0f} % of that"
 
 
 def is_enough(context: Context, weight: float, count: int) -> bool:
@@ -313,9 +315,10 @@ def optimizer(context: Context) -> Iterator[Finding]:
         name="unfused_optimizer",
         title=f"The optimizer ({name}) updates the parameters one by one",
         saving_ns=int(saving),
-        advice="Use the fused optimizer (fused=True, on the CPU too in torch 2.4 and later), else foreach=True.",
-        evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in {count / steps:,.0f} operators a step; "
-        f"the saving assumes that the cost of calling them goes, and half of those above {format_duration(SMALL_NS)}",
+        advice="Use the fused optimizer (fused=True; on the CPU since torch 2.4), or else foreach=True.",
+        evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in {count / steps:,.0f} operators per step; "
+        "the saving assumes that the cost of calling them disappears, and half the time of those above "
+        f"{format_duration(SMALL_NS)}",
     )
 
 
@@ -341,10 +344,10 @@ def anomaly_mode(context: Context) -> Iterator[Finding]:
             name="anomaly_mode",
             title="Autograd's anomaly mode is on",
             saving_ns=int(weight + checks),
-            advice="Switch anomaly detection off (torch.autograd.set_detect_anomaly(False), detect_anomaly): it writes "
-            "down a Python stack for each operator, and checks every gradient.",
-            evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in formatting stacks below operators, "
-            f"and {per_step(context, checks)} in checks for NaN inside the backward",
+            advice="Turn anomaly detection off (torch.autograd.set_detect_anomaly(False), detect_anomaly): it records "
+            "a Python stack for each operator, and checks every gradient.",
+            evidence=f"{per_step(context, weight)}, {margin(context, weight)}, spent on formatting stacks in "
+            f"operators, and {per_step(context, checks)} on checks for NaN in the backward pass",
         )
 
 
@@ -414,12 +417,12 @@ def graph_breaks(context: Context) -> Iterator[Finding]:
     yield Finding(
         name="graph_breaks",
         title=f"torch.compile has split the model: {pieces:.0f} compiled pieces run in each step"
-        + (f", most in {where.short}" if where else ""),
+        + (f", mostly in {where.short}" if where else ""),
         saving_ns=int(saving),
         advice="Look for graph breaks (TORCH_LOGS=graph_breaks; fullgraph=True raises at the first one), and keep "
         "print, .item() and conditions on the values of tensors out of compiled code: use torch.where or torch.cond, "
-        "and check values once a step, outside of it.",
-        evidence=f"{per_step(context, saving)}, {margin(context, saving)}, in calling the pieces; "
+        "and check values once per step, outside compiled code.",
+        evidence=f"{per_step(context, saving)}, {margin(context, saving)}, spent calling the compiled pieces; "
         f"graph breaks so far: {counted}",
         where=str(where or ""),
     )
@@ -502,10 +505,10 @@ def second_backward(context: Context) -> Iterator[Finding]:
         place = code_place(context.trace.strings[int(names[number])])
         yield Finding(
             name="second_backward",
-            title=f"{place.short} runs the graph backward once more",
+            title=f"{place.short} runs backward through the graph again",
             saving_ns=int(weights[number]),
-            advice="Run backward once: take the gradients that the first backward leaves in .grad, or do this every so "
-            "many steps.",
+            advice="Run the backward pass once: use the gradients that it leaves in .grad, or do this only every N "
+            "steps.",
             evidence=f"{per_step(context, float(weights[number]))}, {margin(context, float(weights[number]))}; "
             f"{100 * repeated:.0f} % of the graph's nodes run more than once",
             where=str(place),

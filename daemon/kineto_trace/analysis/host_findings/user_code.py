@@ -150,7 +150,7 @@ def _finding(context: Context, subtree: Subtree) -> Finding:
     if not tree.user[subtree.named]:
         function = code_place(context.trace.strings[int(tree.name[subtree.named])])
         package = framework_of(function)
-        shown = f"{function.shown}{f' of {package}' if package else ''}, called in {place.short}"
+        shown = f"{function.shown}{f' of {package}' if package else ''}, called in {place.short},"
         way = _way(context, subtree.named)
         advice = f"{advice} {settings_of(package, name)}".rstrip()
     steps = len(unique_values(found.step[rows]))
@@ -259,24 +259,24 @@ _TITLES: dict[int, str] = {
     CallKind.CHECKPOINT: "saves a checkpoint",
     CallKind.COPY: "makes deep copies",
     CallKind.JSON: "writes or reads JSON",
-    CallKind.PICKLE: "pickles",
+    CallKind.PICKLE: "pickles objects",
     CallKind.SUBPROCESS: "starts processes",
     CallKind.IMPORT: "imports modules",
     CallKind.TOKENS: "tokenises text",
-    CallKind.ARCHIVE: "compresses or unpacks",
-    CallKind.IMAGE: "works on images",
+    CallKind.ARCHIVE: "compresses or unpacks data",
+    CallKind.IMAGE: "processes images",
     CallKind.NETWORK: "waits for the network",
     CallKind.FILE: "reads or writes files",
     CallKind.WAIT: "waits for another thread or process",
-    CallKind.TABLES: "works on tables",
+    CallKind.TABLES: "processes tables",
     CallKind.SLEEP: "sleeps",
-    CallKind.ITEM: "reads single numbers of tensors",
+    CallKind.ITEM: "reads tensors one number at a time",
     CallKind.GARBAGE: "collects garbage",
     CallKind.COLLECTIVE: "waits in collectives",
     CallKind.CLIP: "clips gradients",
-    CallKind.HASH: "computes digests",
+    CallKind.HASH: "computes hashes",
     CallKind.DATABASE: "uses a database",
-    CallKind.CONVERT: "makes arrays of Python objects",
+    CallKind.CONVERT: "converts Python objects to arrays",
 }
 
 
@@ -284,7 +284,7 @@ def _judged(context: Context, purpose: int, subtree: Subtree, share: Floats, idl
     """Returns the finding's name, what the code does, and the advice."""
     classes, rows = context.get(moment_classes), subtree.moments
     if purpose == EVALUATION:
-        what = "runs a model without a backward" if _runs_a_model(context, rows, share) else "evaluates"
+        what = "runs a model without a backward pass" if _runs_a_model(context, rows, share) else "evaluates"
         return "evaluation_in_the_step", what, EVALUATION_ADVICE
     if purpose in _TITLES:
         kind = CallKind(purpose)
@@ -298,13 +298,13 @@ def _judged(context: Context, purpose: int, subtree: Subtree, share: Floats, idl
     if idle > ASLEEP:
         return "user_code_blocked", "waits", BLOCKED
     if subtree.entry != NOTHING:
-        return "framework_work", "takes a part of the step beside the training", FRAMEWORK
+        return "framework_work", "takes part of the step for work other than training", FRAMEWORK
     around = _ops_of(context, rows)
     if len(around):
         return _by_ops(context, around)
     if not has_training(context):
-        return "busy_function", "takes a part of the time", BUSY
-    return "user_code", "takes part of the step and trains nothing", REMEDIES[CallKind.NONE]
+        return "busy_function", "takes part of the time", BUSY
+    return "user_code", "takes part of the step, but does no training", REMEDIES[CallKind.NONE]
 
 
 _WAITS = {  # columns of python_function
@@ -312,7 +312,7 @@ _WAITS = {  # columns of python_function
     "idle_lock": ("user_code_lock", "waits for a lock", REMEDIES[CallKind.WAIT]),
     "idle_poll": ("user_code_network", "waits for a socket or a pipe", REMEDIES[CallKind.NETWORK]),
     "idle_io": ("user_code_file", "reads or writes files", REMEDIES[CallKind.FILE]),
-    "idle_memory": ("user_code_paging", "waits for memory from storage", PAGING),
+    "idle_memory": ("user_code_paging", "waits for memory to be read from storage", PAGING),
     "idle_child": ("user_code_subprocess", "waits for a process", REMEDIES[CallKind.SUBPROCESS]),
 }
 
@@ -332,7 +332,7 @@ def _by_ops(context: Context, op: Ints) -> tuple[str, str, str]:
         return "user_code_item", _TITLES[CallKind.ITEM], REMEDIES[CallKind.ITEM]
     if names and names[0] in ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::to", "aten::contiguous"):
         return "user_code_copies", "copies tensors", COPY_ADVICE
-    what = "runs operators that train nothing" if has_training(context) else "runs many operators"
+    what = "runs operators that are not part of the training" if has_training(context) else "runs many operators"
     return "user_code_operators", what, SMALL_OPERATORS
 
 
@@ -383,7 +383,7 @@ def _ops_text(context: Context, rows: Ints) -> str:
     op = context.get(moment_classes).op[rows]
     listed = _top_ops(context, op[op >= 0])
     share = np.count_nonzero(op >= 0) / max(len(op), 1)
-    return f"; {100 * share:.0f} % in operators, most in {', '.join(listed)}" if listed and share > 0.1 else ""
+    return f"; {100 * share:.0f} % in operators, mostly {', '.join(listed)}" if listed and share > 0.1 else ""
 
 
 def _place(context: Context, subtree: Subtree) -> CodePlace:

@@ -45,8 +45,8 @@ GroupBy = Literal["name", "name+shape", "type"]
 NS_PER_US = 1000
 NO_OPERATORS = "the trace has no operators: record the activity type cpu_op (torch.profiler: ProfilerActivity.CPU)"
 _IN_GRAPHS = (
-    "{:,.1f} ms of GPU time are of operators that were captured into CUDA graphs and did not run again: here it counts "
-    "for the operators that launched the graphs, in the view graph_operators for those that were captured"
+    "{:,.1f} ms of GPU time belongs to operators that were captured into CUDA graphs and did not run again: here it "
+    "counts for the operators that launched the graphs, in the view graph_operators for the captured operators"
 )
 GPU_FIGURES = ("device_", "tensor_core_self", "tensor_core_total", "backward_device")
 SHAPES = ("Input Dims", "Input dims")  # newer and older traces
@@ -99,7 +99,7 @@ class OpTexts:
 @view(
     "operators",
     columns(
-        ("name", "text", "", "operator; with group_by=type what kind of work the operators of the row do"),
+        ("name", "text", "", "operator; with group_by=type, the kind of work that the operators of the row do"),
         ("input_shape", "text", "", "shapes of its inputs, if recorded; only with group_by=name+shape"),
         ("calls", "int", "", "number of runs"),
         ("device_self_us", "float", "us", "GPU time launched by its own calls, summed"),
@@ -107,7 +107,7 @@ class OpTexts:
             "device_total_us",
             "float",
             "us",
-            "the same including the operators inside it; inside one of the same row an operator adds nothing",
+            "GPU time launched by it and operators inside it; an operator nested in one of its own row adds nothing",
         ),
         ("host_self_us", "float", "us", "host time minus that of the operators inside it and of its own runtime calls"),
         (
@@ -120,36 +120,42 @@ class OpTexts:
             "host_total_us",
             "float",
             "us",
-            "host time from start to end; inside one of the same row an operator adds nothing",
+            "host time from start to end; an operator nested in one of its own row adds nothing",
         ),
-        ("device_self_pct", "float", "%", "share of device_self_us in that of all rows"),
-        ("host_self_pct", "float", "%", "share of host_self_us in that of all rows"),
+        ("device_self_pct", "float", "%", "share of the device_self_us of all rows"),
+        ("host_self_pct", "float", "%", "share of the host_self_us of all rows"),
         (
             "cumulative_pct",
             "float",
             "%",
-            "device_self_pct of this row and those before it, summed; without GPU activity that of host_self_pct",
+            "running sum of device_self_pct; without GPU activity, of host_self_pct",
         ),
         ("tensor_core_eligible", "bool", "", "whether it or an operator inside it can use tensor cores"),
         ("tensor_core_self_pct", "float", "%", "share of device_self_us in kernels that use tensor cores"),
         ("tensor_core_total_pct", "float", "%", "share of device_total_us in kernels that use tensor cores"),
-        ("call_stack", "text", "", "Python frames, innermost first; of backward operators: of the forward operator"),
+        (
+            "call_stack",
+            "text",
+            "",
+            "Python frames, innermost first; for backward operators, those of the forward operator",
+        ),
     ),
 )
 def operators(context: Context, *, group_by: GroupBy = "name", stacks: bool = False) -> Answer:
     """Operators by name: how often each ran, and its time on the host and on the GPU.
 
-    A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
-    identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes
+    A kernel, copy or fill belongs to the innermost operator around the call that launched it, which is found by the
+    correlation id. Times are sums over all calls; overlapping work counts each time. The total of an operator includes
     nested operators, so totals of different rows must not be added; an operator nested in one of its own row adds
     nothing. Rows are ordered by device_self_us, largest first; without GPU work, by host_self_us, and the GPU columns
     are missing.
 
     Options:
     - group_by: "name"; "name+shape" for one row per distinct input shapes; "type" for one row per kind of work, such as
-      matrix products, by the names of PyTorch's operators (nodes of the backward pass have the kind of their forward).
-    - stacks: one row per distinct call stack. Stacks are the recorded ones, otherwise those of the trace's Python
-      functions; operators without a stack have a row of their own.
+      matrix products, by the names of PyTorch's operators (nodes of the backward pass have the kind of their forward
+      operator).
+    - stacks: one row per distinct call stack. Stacks are the recorded ones or, if there are none, those of the trace's
+      Python functions; operators without a stack have a row of their own.
     """
     table, times, tensor = context.trace.table("cpu_op"), context.get(op_times), context.get(tensor_times)
     shapes = context.get(input_shapes) if group_by == "name+shape" else None
@@ -175,9 +181,12 @@ def operators(context: Context, *, group_by: GroupBy = "name", stacks: bool = Fa
     order = np.lexsort((-sums["host_self_us"], -sums["device_self_us"] if on_gpu else -sums["host_self_us"]))
     notes = [] if len(table) else [NO_OPERATORS]
     if shapes is not None and len(table) and shapes.texts == (None,):
-        notes.append("the trace has no input shapes: record with record_shapes=True")
+        notes.append("the trace has no input shapes: record with --record-shapes (torch.profiler: record_shapes=True)")
     if stacks and len(table) and (context.get(call_stacks).of_op == NO_STACK).all():
-        notes.append("the trace has neither call stacks nor Python functions: record with with_stack=True")
+        notes.append(
+            "the trace has neither call stacks nor Python functions: record with --with-stack (torch.profiler: "
+            "with_stack=True)"
+        )
     notes += _of_graphs(context)
     answer = operator_columns(
         context, groups, groups.sizes(), sums, eligible, order, shapes, _stacks(context, stacks), notes
@@ -349,24 +358,24 @@ def input_shapes(context: Context) -> OpTexts:
             "us",
             "host time minus that of the modules inside (with compat=plugin, also minus that of its operators)",
         ),
-        ("host_overhead_us", "float", "us", "host time spent in neither modules nor operators: Python"),
+        ("host_overhead_us", "float", "us", "host time in neither inner modules nor operators, that is, in Python"),
         ("device_total_us", "float", "us", "GPU time launched in its calls"),
         ("device_self_us", "float", "us", "GPU time launched in its calls but not in the modules inside"),
         (
             "backward_host_us",
             "float",
             "us",
-            "host time of the backward operators of its operators, including those of the modules inside",
+            "host time of the backward pass of its operators and of those of the modules inside",
         ),
-        ("backward_device_us", "float", "us", "GPU time of these backward operators"),
+        ("backward_device_us", "float", "us", "GPU time of the same backward pass"),
     ),
 )
 def modules(context: Context) -> Answer:
     """The modules of the model as they call each other, with the host and GPU time of each.
 
     There is one row per call path: a module that is called from two places has two rows. Outer modules come before
-    inner ones, in the order of their first calls. An operator belongs to the innermost module that runs when it starts,
-    a kernel to the one that runs when it is launched. The backward figures of a module are those of its forward
+    inner ones, in the order of their first calls. An operator belongs to the innermost module running when it starts,
+    a kernel to the one running when it is launched. The backward figures of a module are those of its forward
     operators, linked by autograd's sequence numbers; the other figures do not include them. With PyTorch Lightning,
     modules are its "[pl][module]" operators.
     """
@@ -463,7 +472,7 @@ def call_tree(context: Context, *, python: bool = False, max_depth: int = 0) -> 
 
     Options:
     - python: include Python functions (recorded calls, not samples).
-    - max_depth: show only so many levels; 0 shows all.
+    - max_depth: the number of levels to show; 0 shows all.
     """
     trace, activity, launched = context.trace, context.get(gpu), context.get(calls)
     tables = {kind: trace.tables[kind] for kind in KINDS if kind in trace.tables and (python or kind != KINDS[0])}
@@ -510,7 +519,7 @@ def _why_empty(context: Context, *, python: bool) -> list[str]:
     notes = ["the trace has no operators and no annotations: record the activity types cpu_op and user_annotation"]
     functions = context.trace.table("python_function")
     if len(functions):
-        calls_only = "its Python functions are samples, which have no calls: view python_samples shows them"
+        calls_only = "its Python functions are samples, not calls: see the view python_samples"
         recorded = bool((functions["samples"] == 0).any())
         notes.append("its Python functions are shown with python=True" if recorded and not python else calls_only)
     return notes

@@ -75,7 +75,7 @@ OTHER = "other"
 _MEANINGS = {
     "loading": "waiting for the next batch",
     "optimizer": "the optimizer's step and zero_grad",
-    "backward": "operators that autograd runs backward",
+    "backward": "operators that autograd runs in the backward pass",
     "forward": "operators that have a backward",
     OTHER: "everything else: the program's own code",
 }
@@ -88,17 +88,17 @@ SamplesBy = Literal["function", "line"]
         ("step", "text", "", 'number of the step; "average": the mean of all; "all": the trace has no steps'),
         ("start_ns", "int", "ns", "start of the step, Unix time"),
         ("total_us", "float", "us", "length of the step on the host"),
-        *((f"{name}_us", "float", "us", f"time in {_MEANINGS[name]}") for name in (*STEP_PHASES, OTHER)),
+        *((f"{name}_us", "float", "us", f"time: {_MEANINGS[name]}") for name in (*STEP_PHASES, OTHER)),
         *((f"{name}_pct", "float", "%", f"share of the step: {_MEANINGS[name]}") for name in (*STEP_PHASES, OTHER)),
     ),
 )
 def step_phase_times(context: Context) -> Answer:
-    """Where the host's time of each training step goes: loading, forward, backward, optimizer, other code.
+    """Where the host time of each training step goes: loading, forward, backward, optimizer, other code.
 
-    Needs no GPU. Loading and the optimizer are the annotations that torch makes, backward and forward come from the
-    operators and autograd's numbers; gaps of up to a millisecond within a phase belong to it. Each moment counts once,
-    so a row sums to the length of the step. With a GPU these are the times of the launches, not of the kernels. Steps
-    that the recording cut off are left out if there are others.
+    Needs no GPU. Loading and the optimizer come from torch's annotations, forward and backward from the operators and
+    autograd's sequence numbers; gaps of up to a millisecond within a phase belong to it. Each moment counts once, so
+    the phases add up to the length of the step. With a GPU, these are the times of the launches, not of the kernels.
+    Steps that the recording cut off are left out if there are others.
     """
     window, times = context.get(host_steps), context.get(step_phases)
     names = [str(number) for number in window.number.tolist()] if window.told else ["all"]
@@ -114,7 +114,7 @@ def step_phase_times(context: Context) -> Answer:
         values[f"{name}_pct"] = np.divide(100 * share, total, out=np.zeros_like(total), where=total > 0)
     notes = [] if window.told else [NO_STEPS]
     if not len(context.trace.table("cpu_op")):
-        notes.append("the trace has no operators, so forward and backward are part of other")
+        notes.append("the trace has no operators, so forward and backward count as other")
     return Answer(values, notes)
 
 
@@ -123,22 +123,22 @@ def step_phase_times(context: Context) -> Answer:
     columns(
         ("function", "text", "", "function of the program's own code"),
         ("file", "text", "", "its file"),
-        ("line", "int", "", "line that ran, or that called what ran; missing if it is not known"),
+        ("line", "int", "", "line that ran, or that called what ran; missing if unknown"),
         ("part", "text", "", "part of the step: loading, forward, backward, optimizer, other, …"),
-        ("calls", "text", "", "the library function that it called, or the C function by its name in the line"),
-        ("time_us", "float", "us", "time, over all steps"),
-        ("per_step_us", "float", "us", "the same per training step"),
+        ("calls", "text", "", "library function that it called; for a C function, its name as written in the line"),
+        ("time_us", "float", "us", "total time over all steps"),
+        ("per_step_us", "float", "us", "time per training step"),
         ("share_pct", "float", "%", "share of the steps' time"),
-        ("idle_pct", "float", "%", "share of that in which the thread slept or waited"),
-        ("moments", "int", "", "number of samples (or of pieces of exact calls) that this comes from"),
+        ("idle_pct", "float", "%", "share of this time in which the thread slept or waited"),
+        ("moments", "int", "", "number of samples (or of pieces of exact calls) behind this row"),
     ),
 )
 def hot_lines(context: Context) -> Answer:
     """The lines of the program's own code with the most time on the training thread, including everything they call.
 
-    A moment belongs to the innermost function that is neither of a package nor of Python itself. Other threads, and
-    time outside the steps, do not count. The line of a function that calls others is known where nearly all samples of
-    that call agree.
+    A moment belongs to the innermost function that is part of neither a package nor Python itself. Other threads, and
+    time outside the steps, do not count. The line of a function that calls others is known only if nearly all samples
+    of that call agree.
     """
     found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
     window = context.get(host_steps)
@@ -181,21 +181,21 @@ def hot_lines(context: Context) -> Answer:
 @view(
     "data_loading",
     columns(
-        ("what", "text", "", 'what the training thread does for the next batch; "all": all of it'),
+        ("what", "text", "", 'what the training thread does for the next batch; "all": the total'),
         ("function", "text", "", "function of the program's own code in which it does that, if any"),
         ("file", "text", "", "its file"),
-        ("time_us", "float", "us", "time, over all steps"),
-        ("per_step_us", "float", "us", "the same per training step"),
+        ("time_us", "float", "us", "total time over all steps"),
+        ("per_step_us", "float", "us", "time per training step"),
         ("share_pct", "float", "%", "share of the steps' time"),
-        ("idle_pct", "float", "%", "share of that in which the thread slept or waited"),
-        ("moments", "int", "", "number of samples (or of pieces of exact calls) that this comes from"),
+        ("idle_pct", "float", "%", "share of this time in which the thread slept or waited"),
+        ("moments", "int", "", "number of samples (or of pieces of exact calls) behind this row"),
     ),
 )
 def data_loading(context: Context) -> Answer:
     """How long the DataLoader blocks the training thread, and why: its own work, or waiting for workers.
 
-    Worker processes are not in the trace of the training process: each has a trace of its own pid. An iterator of the
-    program's own, without torch's DataLoader, is not recognized; the view hot_lines shows it.
+    Worker processes are not in the trace of the training process: each has a trace of its own. Loading that does not
+    use torch's DataLoader, such as an iterator in the program's own code, is not recognized; see the view hot_lines.
     """
     found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
     rows = np.flatnonzero(classes.kind == MomentClass.LOADING)
@@ -278,16 +278,16 @@ def _closed(found: Union, borders: Ints) -> Union:
 @view(
     "python_samples",
     columns(
-        ("function", "text", "", "file (first line of the function): its name"),
+        ("function", "text", "", "function, as file (first line of the function): name"),
         ("line", "int", "", "executing line; with by=function, the line with the most samples"),
         (
             "running",
             "int",
             "",
-            "samples in which it was the innermost frame and its thread ran, or its state is unknown",
+            "samples in which it was the innermost frame and its thread ran, or was in an unknown state",
         ),
         ("running_pct", "float", "%", "share of all such samples"),
-        ("running_us", "float", "us", "these samples times the sampling interval"),
+        ("running_us", "float", "us", "number of running samples times the sampling interval"),
         ("waiting", "int", "", "samples in which it was the innermost frame and its thread waited for the GIL"),
         (
             "idle",
@@ -295,7 +295,7 @@ def _closed(found: Union, borders: Ints) -> Union:
             "",
             "samples in which it was the innermost frame and its thread slept or waited",
         ),
-        ("gil_holder", "text", "", "thread that held the GIL in most samples in which it waited for it"),
+        ("gil_holder", "text", "", "thread that held the GIL in most of the samples that waited for the GIL"),
         (
             "idle_for",
             "text",
@@ -350,7 +350,7 @@ def python_samples(context: Context, *, by: SamplesBy = "line", thread: str = ""
     }
     notes = [] if len(order) else ["the trace has no samples of Python stacks"]
     if len(order) and not counts[:, [RUNNING, WAITING, IDLE]].any():
-        notes.append("these samples do not say whether their threads ran, so idle threads are among them")
+        notes.append("these samples do not record whether their threads were running, so they include idle threads")
     return Answer(values, notes)
 
 

@@ -27,9 +27,9 @@ NOTED_THROTTLING_PCT = 5.0  # of the periods of a CPU quota
 CROWDED = 0.25  # share of the time without a CPU while threads or processes could have run
 LEAST_WAIT = 0.05  # of the trace
 MIN_COVERED = 0.95  # of the window; below it the views have a note
-NO_COUNTERS = "the kernel's counters of threads are not in this trace: kinetod records them, other tools do not"
+NO_COUNTERS = "the Linux kernel's counters are not in this trace: kinetod records them, other tools do not"
 NO_SETTINGS = "the program's settings are not in this trace: kinetod records them, other tools do not"
-PER_THREAD = "torch keeps autocast, grad mode and inference mode for each thread by itself: they are not recorded"
+PER_THREAD = "torch keeps autocast, grad mode and inference mode per thread, so they are not recorded"
 Value = bool | int | float | str
 
 SLOWS, MAY_SLOW = "slows", "may slow"
@@ -64,12 +64,12 @@ def share_without_cpu(context: Context) -> float:
     "threads",
     columns(
         ("thread", "int", "", "system thread id"),
-        ("name", "text", "", "name in Python, otherwise the kernel's"),
-        ("python", "bool", "", "whether Python was seen running in it; null: it was not sampled"),
+        ("name", "text", "", "name in Python, otherwise the name in the Linux kernel"),
+        ("python", "bool", "", "whether Python code was seen running in it; null: not sampled"),
         ("cpu_us", "float", "us", "CPU time"),
         ("cpu_pct", "float", "%", "CPU time as a share of the trace; 100 is one core all the time"),
-        ("cpu_wait_us", "float", "us", "time in which it could have run and waited for a CPU"),
-        ("cpu_wait_pct", "float", "%", "that time as a share of the trace"),
+        ("cpu_wait_us", "float", "us", "time in which it was ready to run but waited for a CPU"),
+        ("cpu_wait_pct", "float", "%", "share of the trace in which it was ready to run but waited for a CPU"),
         (
             "blocked_pct",
             "float",
@@ -80,11 +80,11 @@ def share_without_cpu(context: Context) -> float:
             "voluntary_switches",
             "int",
             "",
-            "times that it gave up its CPU to wait; null: it had ended before the trace did",
+            "number of times it gave up its CPU to wait; null: it ended before the trace did",
         ),
-        ("involuntary_switches", "int", "", "times that its CPU was taken from it; null: it had ended"),
-        ("minor_faults", "int", "", "page faults that needed no storage; null: it had ended"),
-        ("major_faults", "int", "", "page faults that waited for storage; null: it had ended"),
+        ("involuntary_switches", "int", "", "number of times it was preempted; null: it ended before the trace did"),
+        ("minor_faults", "int", "", "page faults that needed no storage; null: it ended before the trace did"),
+        ("major_faults", "int", "", "page faults that waited for storage; null: it ended before the trace did"),
         (
             "samples",
             "int",
@@ -101,7 +101,7 @@ def share_without_cpu(context: Context) -> float:
 def threads(context: Context) -> Answer:
     """What each thread did, including threads without Python; those with the most CPU time first.
 
-    CPU time, waiting for a CPU, switches and page faults are the kernel's own counters. Threads that did nothing are
+    CPU time, waiting for a CPU, switches and page faults are the Linux kernel's counters. Threads that did nothing are
     left out. The columns from `samples` on come from sampled stacks.
     """
     trace = context.trace
@@ -110,7 +110,7 @@ def threads(context: Context) -> Answer:
     rows = _thread_rows(found, uses, window_ns(trace))
     for row in rows:
         row["name"] = trace.target.threads.get(row["thread"])
-    notes = [] if rows else ["the trace has no samples of threads, so what they did is unknown"]
+    notes = [] if rows else ["the trace has no thread samples, so what the threads did is unknown"]
     if found is None:
         return threads.answer(rows, [*notes, NO_COUNTERS] if rows else notes)
     return threads.answer(rows, [*_limits_noted(found), *_coverage_noted(context, found)])
@@ -166,14 +166,19 @@ def _events(found: KernelCounters) -> dict[int, dict[str, int]]:
 @view(
     "thread_times",
     columns(
-        ("start_us", "float", "us", "start of the interval, from the start of the trace"),
+        ("start_us", "float", "us", "start of the interval, relative to the start of the trace"),
         ("duration_us", "float", "us", "length of the interval"),
         ("thread", "int", "", "system thread id"),
-        ("name", "text", "", "name in Python, otherwise the kernel's"),
+        ("name", "text", "", "name in Python, otherwise the name in the Linux kernel"),
         ("cpu_pct", "float", "%", "share of the interval in which it ran"),
-        ("cpu_wait_pct", "float", "%", "share in which it could have run and waited for a CPU"),
-        ("blocked_pct", "float", "%", "rest: it slept, or waited for a lock, data or a device; null: it began then"),
-        ("switches", "int", "", "times that it was put on a CPU"),
+        ("cpu_wait_pct", "float", "%", "share of the interval in which it was ready to run but waited for a CPU"),
+        (
+            "blocked_pct",
+            "float",
+            "%",
+            "rest: it slept, or waited for a lock, data or a device; null: it began in this interval",
+        ),
+        ("switches", "int", "", "number of times it was scheduled on a CPU"),
     ),
 )
 def thread_times(context: Context, *, thread: str = "") -> Answer:
@@ -190,7 +195,7 @@ def thread_times(context: Context, *, thread: str = "") -> Answer:
     if thread:
         chosen = np.isin(rows["thread"], [tid for tid, name in names.items() if thread in name])
         if not chosen.any():
-            raise ViewError(f"view thread_times: no thread that ran is called {thread!r}; the view threads lists them")
+            raise ViewError(f"view thread_times: no thread that ran has {thread!r} in its name; use the view threads")
     interval = rows["interval"][chosen]
     length = np.diff(found.times)[interval]
     cpu, wait = (100 * rows[name][chosen] / length for name in ("cpu_ns", "wait_ns"))
@@ -214,26 +219,26 @@ def thread_times(context: Context, *, thread: str = "") -> Answer:
 @view(
     "process_use",
     columns(
-        ("seconds", "float", "s", "time for which the kernel's counters were read"),
+        ("seconds", "float", "s", "time span covered by the Linux kernel's counters"),
         ("cpu_cores", "float", "cores", "CPU time of all threads per second"),
-        ("cpu_wait_cores", "float", "cores", "time per second in which threads could have run and waited for a CPU"),
-        ("usable_cores", "int", "cores", "cores on which the process may run (affinity)"),
+        ("cpu_wait_cores", "float", "cores", "time per second in which threads were ready to run but waited for a CPU"),
+        ("usable_cores", "int", "cores", "cores on which the process is allowed to run (affinity)"),
         ("host_cores", "int", "cores", "cores of the host"),
         ("quota_cores", "float", "cores", "CPU quota of the tightest control group; null: none"),
-        ("throttled_pct", "float", "%", "share of the quota's periods in which the quota was used up"),
-        ("other_cores", "float", "cores", "CPU time of all other processes of the host per second"),
+        ("throttled_pct", "float", "%", "share of the quota's periods in which it was used up"),
+        ("other_cores", "float", "cores", "CPU time of all other processes on the host per second"),
         ("minor_faults", "float", "1/s", "page faults that needed no storage, per second"),
         ("major_faults", "float", "1/s", "page faults that waited for storage, per second"),
-        ("read_bytes", "float", "bytes/s", "what storage had to deliver, per second; null: unknown"),
-        ("written_bytes", "float", "bytes/s", "what was written towards storage, per second; null: unknown"),
-        ("read_chars", "float", "bytes/s", "what calls read, also from memory, pipes and sockets; null: unknown"),
-        ("written_chars", "float", "bytes/s", "what calls wrote, also to pipes and sockets; null: unknown"),
+        ("read_bytes", "float", "bytes/s", "read from storage, per second; null: unknown"),
+        ("written_bytes", "float", "bytes/s", "written to storage, now or later, per second; null: unknown"),
+        ("read_chars", "float", "bytes/s", "read by system calls, also from memory, pipes and sockets; null: unknown"),
+        ("written_chars", "float", "bytes/s", "written by system calls, also to pipes and sockets; null: unknown"),
     ),
 )
 def process_use(context: Context) -> Answer:
     """How the process used the host's CPUs, memory pages and storage, and what limits it; one row.
 
-    All figures are the kernel's own counters for the process, without its child processes (DataLoader workers).
+    All figures are the Linux kernel's counters for the process, without its child processes (DataLoader workers).
     """
     found = counters_of(context)
     if found is None:
@@ -267,21 +272,26 @@ _USE = ("seconds", *_CORES, *_RATES)
 @view(
     "child_processes",
     columns(
-        ("pid", "int", "", "as the host numbers it"),
-        ("name", "text", "", "the kernel's name of it"),
-        ("seconds", "float", "s", "time between the first and the last look at it"),
-        ("cpu_pct", "float", "%", "CPU time of all its threads as a share of that time; 100 is one core all the time"),
-        ("cpu_wait_pct", "float", "%", "time in which its threads could have run and waited for a CPU, likewise"),
+        ("pid", "int", "", "process id on the host"),
+        ("name", "text", "", "its name in the Linux kernel"),
+        ("seconds", "float", "s", "time between the first and the last reading of its counters"),
+        ("cpu_pct", "float", "%", "CPU time of all its threads as a share of `seconds`; 100 is one core all the time"),
+        (
+            "cpu_wait_pct",
+            "float",
+            "%",
+            "time in which its threads were ready to run but waited for a CPU, as a share of `seconds`",
+        ),
         ("major_faults", "float", "1/s", "page faults that waited for storage, per second; null: unknown"),
-        ("read_bytes", "float", "bytes/s", "what storage had to deliver to it, per second; null: unknown"),
+        ("read_bytes", "float", "bytes/s", "what it read from storage, per second; null: unknown"),
     ),
 )
 def child_processes(context: Context) -> Answer:
     """What each child process used, such as the workers of a DataLoader; those with the largest share of a CPU first.
 
-    A worker near 100 % is busy: more of them would deliver more, if there are cores. One that neither runs nor waits
-    for a CPU waits for storage, for work, or for the process to take what it has made. Children that lived for less
-    than half a second may be missing.
+    A worker near 100 % is busy: more workers would deliver more, if there are free cores. A worker that neither runs
+    nor waits for a CPU is waiting for storage, for work, or for the process to take its output. Children that lived for
+    less than half a second may be missing.
     """
     found = counters_of(context)
     if found is None:
@@ -322,15 +332,15 @@ def _limits_noted(found: KernelCounters) -> list[str]:
     share = throttled_pct(found)
     if share is not None and share >= NOTED_THROTTLING_PCT:
         notes.append(
-            f"the CPU quota of {found.quota_cores:g} cores of the control group {found.quota_group} was used up in "
-            f"{share:.0f} % of its periods: threads then stand still until the next period"
+            f"the CPU quota of the control group {found.quota_group} ({found.quota_cores:g} cores) was used up in "
+            f"{share:.0f} % of its periods: its threads then stop until the next period"
         )
     cpu, wait = int(found.rows["cpu_ns"].sum()), int(found.rows["wait_ns"].sum())
     if 100 * wait >= NOTED_WAIT_PCT * max(cpu + wait, 1):
         cores = f"{found.usable_cores} usable cores" if found.usable_cores > 0 else "its cores"
         notes.append(
-            f"threads waited for a CPU in {100 * wait / max(cpu + wait, 1):.0f} % of the time in which they could have "
-            f"run: with those of other processes, more threads were ready than {cores} could run"
+            f"threads waited for a CPU in {100 * wait / max(cpu + wait, 1):.0f} % of the time in which they were ready "
+            f"to run: together with other processes, more threads were ready than {cores} could run"
         )
     return notes
 
@@ -341,7 +351,7 @@ def _coverage_noted(context: Context, found: KernelCounters) -> list[str]:
     covered = max(end - start, 0) / window_ns(trace)
     if covered >= MIN_COVERED:
         return []
-    return [f"the kernel's counters cover {100 * covered:.0f} % of the trace; their shares are of that time"]
+    return [f"the Linux kernel's counters cover {100 * covered:.0f} % of the trace; their shares refer to that time"]
 
 
 # The view of the program's settings when it was recorded, and which of them are known to make it slower.
@@ -356,16 +366,16 @@ def _coverage_noted(context: Context, found: KernelCounters) -> list[str]:
             "",
             "torch.*, dynamo.*, optimizer.*, python.*, and env.* for environment variables that are set",
         ),
-        ("value", "text", "", "when the recording began"),
+        ("value", "text", "", "value when the recording began"),
         ("effect", "text", "", '"slows" or "may slow"; null: not known to cost time'),
-        ("judgement", "text", "", "what this value does, where it costs time"),
+        ("judgement", "text", "", "what this value does, if it costs time"),
     ),
 )
 def settings(context: Context) -> Answer:
     """The settings of torch, Python and the environment when the recording began; those that cost time come first.
 
-    Environment variables are read from an allow list, so that no secrets are recorded. `torch.num_threads` is what a
-    new thread of the program would get. Optimizers are those that have stepped before; `parameters` counts tensors.
+    Only environment variables on an allow list are read, so that no secrets are recorded. `torch.num_threads` is what a
+    new thread of the program would get. Only optimizers that have stepped are listed; `parameters` counts tensors.
     """
     found, facts = context.trace.target.settings, facts_of(context.trace)
     judged = {name: verdict(name, value, facts) for name, value in found.items()}
@@ -455,11 +465,13 @@ def _threads(value: Value, facts: SettingFacts) -> Verdict | None:
     if not isinstance(value, int) or not isinstance(cores, int) or cores < 1:
         return None
     if value > cores:
-        return Verdict(SLOWS, f"operators on the CPU use {value} threads on {cores} usable cores: they take turns")
+        return Verdict(
+            SLOWS, f"operators on the CPU use {value} threads on {cores} usable cores, so the threads take turns"
+        )
     if value == 1 and cores >= FEW_CORES and not facts.on_gpu:
         return Verdict(
             MAY_SLOW,
-            f"operators on the CPU use one of {cores} usable cores; right where other processes use the others",
+            f"operators on the CPU use one of {cores} usable cores; fine if other processes use the rest",
         )
     return None
 
@@ -473,7 +485,8 @@ def _tf32(value: Value, facts: SettingFacts) -> Verdict | None:
 def _benchmark(value: Value, facts: SettingFacts) -> Verdict | None:
     if value is False and facts.convolves:
         return Verdict(
-            MAY_SLOW, "convolutions are chosen by a rule; measuring them pays where input shapes stay the same"
+            MAY_SLOW,
+            "convolution algorithms are chosen by a heuristic; measuring them pays off if input shapes stay the same",
         )
     return None
 
@@ -490,40 +503,46 @@ def _counted(text: str) -> Rule:
 
 
 _WAITS_FOR_EACH_LAUNCH = "each launch waits until its kernel has ended: host and GPU never work at the same time"
-_THROUGH_HOST = "GPUs exchange data on a slower way than they could"
+_THROUGH_HOST = "GPUs exchange data over a slower path than they could"
 
 RULES: Mapping[str, Rule] = {
     "torch.num_threads": _threads,
-    "torch.anomaly_mode": _if_on(SLOWS, "every operator keeps its stack and backward checks every result for NaN"),
-    "torch.deterministic_algorithms": _if_on(MAY_SLOW, "slower kernels run where only they are deterministic"),
-    "torch.cudnn_deterministic": _if_on(MAY_SLOW, "slower convolutions run where only they are deterministic"),
+    "torch.anomaly_mode": _if_on(
+        SLOWS, "every operator keeps its stack, and the backward pass checks every result for NaN"
+    ),
+    "torch.deterministic_algorithms": _if_on(MAY_SLOW, "slower kernels run where only those are deterministic"),
+    "torch.cudnn_deterministic": _if_on(MAY_SLOW, "slower convolutions run where only those are deterministic"),
     "torch.cudnn_benchmark": _benchmark,
     "torch.cudnn_enabled": _if_off(MAY_SLOW, "convolutions and recurrent layers run without cuDNN or MIOpen"),
     "torch.mkldnn_enabled": _if_off(MAY_SLOW, "operators on the CPU run without oneDNN"),
     "torch.matmul_precision": _tf32,
     "torch.float32_matmul_precision": _tf32,
-    "dynamo.graph_breaks": _counted("torch.compile has split the program {} times; TORCH_LOGS=graph_breaks says where"),
-    "dynamo.recompiles": _counted("torch.compile has compiled code again {} times; TORCH_LOGS=recompiles says why"),
+    "dynamo.graph_breaks": _counted(
+        "torch.compile has split the program {} times; TORCH_LOGS=graph_breaks shows where"
+    ),
+    "dynamo.recompiles": _counted("torch.compile has recompiled code {} times; TORCH_LOGS=recompiles shows why"),
     "python.dev_mode": _if_on(SLOWS, "Python's development mode checks every allocation"),
-    "python.tracemalloc": _if_on(SLOWS, "tracemalloc notes a stack for every allocation of Python"),
-    "python.monitoring_tools": _if_text(SLOWS, "calls of Python also run a tool: {value}"),
+    "python.tracemalloc": _if_on(SLOWS, "tracemalloc records a stack for every Python allocation"),
+    "python.monitoring_tools": _if_text(SLOWS, "every Python call also runs a tool: {value}"),
     "env.CUDA_LAUNCH_BLOCKING": _if_on(SLOWS, _WAITS_FOR_EACH_LAUNCH),
     "env.HIP_LAUNCH_BLOCKING": _if_on(SLOWS, _WAITS_FOR_EACH_LAUNCH),
     "env.AMD_SERIALIZE_KERNEL": _if_text(SLOWS, _WAITS_FOR_EACH_LAUNCH, "1", "2", "3"),
-    "env.PYTORCH_NO_CUDA_MEMORY_CACHING": _if_text(SLOWS, "every allocation asks the runtime, which stops the GPU"),
-    "env.CUDA_CACHE_DISABLE": _if_on(MAY_SLOW, "kernels are compiled anew at each start"),
+    "env.PYTORCH_NO_CUDA_MEMORY_CACHING": _if_text(
+        SLOWS, "every allocation goes to the GPU runtime, which stalls the GPU"
+    ),
+    "env.CUDA_CACHE_DISABLE": _if_on(MAY_SLOW, "kernels are recompiled at each start"),
     "env.NVIDIA_TF32_OVERRIDE": _tf32,
-    "env.TORCH_DISTRIBUTED_DEBUG": _if_text(SLOWS, "ranks compare each collective before they begin it", "detail"),
-    "env.TORCH_NCCL_BLOCKING_WAIT": _if_on(SLOWS, "the host waits for each collective that it waits on"),
+    "env.TORCH_DISTRIBUTED_DEBUG": _if_text(SLOWS, "ranks compare each collective before they start it", "detail"),
+    "env.TORCH_NCCL_BLOCKING_WAIT": _if_on(SLOWS, "wait() blocks the host until the collective has ended"),
     "env.TORCHDYNAMO_DISABLE": _if_on(MAY_SLOW, "torch.compile does nothing"),
     "env.TORCH_COMPILE_DISABLE": _if_on(MAY_SLOW, "torch.compile does nothing"),
     "env.PYTORCH_JIT": _if_off(MAY_SLOW, "TorchScript runs as plain Python"),
     "env.NCCL_P2P_DISABLE": _if_on(MAY_SLOW, _THROUGH_HOST),
     "env.NCCL_SHM_DISABLE": _if_on(MAY_SLOW, _THROUGH_HOST),
     "env.NCCL_IB_DISABLE": _if_on(MAY_SLOW, "hosts exchange data without InfiniBand or RoCE"),
-    "env.NCCL_ALGO": _if_text(MAY_SLOW, "NCCL may not choose the algorithm of each collective"),
-    "env.NCCL_PROTO": _if_text(MAY_SLOW, "NCCL may not choose the protocol of each collective"),
-    "env.JAX_DISABLE_JIT": _if_on(SLOWS, "JAX runs each operation by itself"),
+    "env.NCCL_ALGO": _if_text(MAY_SLOW, "NCCL cannot choose the algorithm of each collective"),
+    "env.NCCL_PROTO": _if_text(MAY_SLOW, "NCCL cannot choose the protocol of each collective"),
+    "env.JAX_DISABLE_JIT": _if_on(SLOWS, "JAX runs each operation separately"),
     "env.JAX_DEBUG_NANS": _if_on(SLOWS, "JAX checks every result for NaN"),
     "env.PYTHONMALLOC": _if_text(SLOWS, "Python checks every allocation", "debug", "malloc_debug", "pymalloc_debug"),
 }

@@ -23,13 +23,11 @@ _LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _NO_GRAPHS = "no CUDA graph was launched while the trace was recorded"
 _OPS_UNKNOWN = (
-    "which operator made a node of a graph is known only where the agent saw the capture of the graph: other kernels "
-    "of graphs count for the operator or annotation that launched the graph"
+    "the operators of a graph's kernels are known only if the agent saw the graph being captured; otherwise, the "
+    "kernels count for the operator or annotation that launched the graph"
 )
-_NO_IDS = "the trace does not say which graph was launched: launches that ran the same kernels count as one graph"
-_NO_IDS_NO_OPS = (
-    "launches of which the trace does not say what graph they ran are missing: their operators are not known"
-)
+_NO_IDS = "the trace does not record which graph was launched: launches that ran the same kernels count as one graph"
+_NO_IDS_NO_OPS = "launches whose graph was not recorded are missing: their operators are unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +70,28 @@ def graph_launches(context: Context) -> GraphLaunches:
 @view(
     "cuda_graphs",
     columns(
-        ("graph", "int", "", "CUPTI's id of the graph; missing if it is not recorded"),
+        ("graph", "int", "", "CUPTI's id of the graph; missing if not recorded"),
         ("device", "int", "", "GPU index in the process"),
-        ("launched_by", "text", "", "operator, else annotation, around the launches; missing if there is none"),
-        ("launches", "int", "", "launches whose work the trace has"),
+        ("launched_by", "text", "", "operator around the launches, or else annotation; missing if there is neither"),
+        ("launches", "int", "", "launches whose work is in the trace"),
         ("kernels", "float", "", "kernels per launch"),
         ("copies_and_fills", "float", "", "copies and fills per launch"),
-        ("call_us", "float", "us", "mean length of the call that launches it; missing if no call is recorded"),
+        ("call_us", "float", "us", "mean duration of the launching call; missing if no call was recorded"),
         ("gpu_us", "float", "us", "sum of the durations of its work per launch"),
         ("span_us", "float", "us", "mean time from the start of its first work to the end of its last"),
         ("total_us", "float", "us", "sum of the durations of its work over all launches"),
-        ("share_pct", "float", "%", "share of the durations of all GPU activities"),
+        ("share_pct", "float", "%", "share of the total duration of all GPU activities"),
         ("top_kernel", "text", "", "name of the kernel with the most time"),
-        ("operators", "text", "", "whether the operators of its kernels are known from its capture, and why not"),
-        ("operators_pct", "float", "%", "share of the durations of its work whose operator is known from its capture"),
+        ("operators", "text", "", "whether the operators of its kernels are known from its capture, and if not, why"),
+        ("operators_pct", "float", "%", "share of its GPU time whose operators are known from its capture"),
     ),
 )
 def cuda_graphs(context: Context) -> Answer:
-    """The CUDA graphs that were launched, those with the most GPU time first.
+    """The CUDA graphs that were launched, longest total GPU time first.
 
     A launch runs everything that was captured into the graph, with one call. Launches of one graph from different
-    operators are different rows. A graph is identified by its id; traces without such ids are grouped by the kernels
-    that ran. The view `graph_operators` has the operators that captured its work.
+    operators have separate rows. A graph is identified by its id; in traces without such ids, launches are grouped by
+    the kernels that they ran. The view `graph_operators` lists the operators whose work was captured.
     """
     found = context.get(graph_launches)
     rows = _rows_of(context, found)
@@ -180,23 +178,28 @@ def _top_kernels(context: Context, nodes: Ints, row: Ints, took: Ints, count: in
     columns(
         ("graph", "int", "", "CUPTI's id of the graph"),
         ("operator", "text", "", "operator that added the work when the graph was captured; missing if there was none"),
-        ("path", "text", "", "operators and annotations around it at that time, outermost first, and itself"),
+        (
+            "path",
+            "text",
+            "",
+            "operators and annotations around it at that time, outermost first, then the operator itself",
+        ),
         ("input_shape", "text", "", "shapes of its inputs at that time; missing if unknown"),
         ("calls", "int", "", "calls of the operator in the capture"),
-        ("launches", "int", "", "launches of the graph whose work the trace has"),
+        ("launches", "int", "", "launches of the graph whose work is in the trace"),
         ("kernels", "float", "", "kernels per launch"),
         ("copies_and_fills", "float", "", "copies and fills per launch"),
         ("gpu_us", "float", "us", "sum of the durations of its work per launch"),
         ("total_us", "float", "us", "sum of the durations of its work over all launches"),
-        ("share_pct", "float", "%", "share of the durations of all work of CUDA graphs"),
+        ("share_pct", "float", "%", "share of the total duration of all work of CUDA graphs"),
         ("top_kernel", "text", "", "name of the kernel with the most time"),
     ),
 )
 def graph_operators(context: Context) -> Answer:
-    """What the operators in CUDA graphs cost, those with the most GPU time first.
+    """What the operators in CUDA graphs cost, longest total GPU time first.
 
-    A replay runs no operator: these are the operators that ran when the graph was captured, while the agent was in the
-    process. Graphs whose capture it did not see are missing, with a note.
+    A replay runs no operators: these are the operators that ran when the graph was captured, while the agent was in the
+    process. Graphs whose capture the agent did not see are missing, with a note.
     """
     found, state = context.get(graph_launches), context.get(captured_graphs).state
     known = np.isin(found.graph, [number for number, text in state.items() if text == KNOWN])[found.launch]
@@ -205,7 +208,8 @@ def graph_operators(context: Context) -> Answer:
     order = np.argsort(-np.asarray(values["total_us"]), kind="stable").tolist()
     reasons = dict.fromkeys(text for text in state.values() if text != KNOWN)
     notes = [
-        f"{sum(text == reason for text in state.values())} of {len(state)} CUDA graphs are missing: operators {reason}"
+        f"{sum(text == reason for text in state.values())} of {len(state)} CUDA graphs are missing: "
+        f"their operators are {reason}"
         for reason in reasons
     ]
     if not len(found):

@@ -43,10 +43,10 @@ SHAPES = ("grid", "block")
 _NO_KERNELS = "the trace has no kernels"
 _NO_PROPERTIES = "blocks per multiprocessor and occupancy are unknown: the trace has no properties of its GPUs"
 _NO_FIGURES = (
-    "blocks per {multiprocessor} and occupancy are unknown: the trace does not state the launch shapes of its kernels, "
-    "or the rules of these GPUs are not known"
+    "blocks per {multiprocessor} and occupancy are unknown: the trace does not contain the launch shapes of its "
+    "kernels, or the rules of these GPUs are unknown"
 )
-_NO_OCCUPANCY = "occupancy is unknown: the trace does not state the registers of its kernels"
+_NO_OCCUPANCY = "occupancy is unknown: the trace does not contain the numbers of registers of its kernels"
 PROPERTIES = (
     *(f"grid_{axis}" for axis in "xyz"),
     *(f"block_{axis}" for axis in "xyz"),
@@ -58,7 +58,7 @@ Mean = Callable[[Ints, Floats, Floats, int], Floats]  # per row its group, a fig
 _SEPARATOR = "|"
 _NAMED = ("python_function", "user_annotation", "cpu_op")
 _TABLES = (("kernel", "GPU"), ("cpu_op", "CPU"))
-_NOTHING = "the trace has no HLO operations: they are recorded in JAX programs"
+_NOTHING = "the trace has no HLO operations: only JAX programs have them"
 _UNKNOWN = "{:.1f} % of the kernels' time belongs to no known HLO operation"
 _Place = tuple[str, ...]
 
@@ -105,14 +105,19 @@ class _Cost:
     "kernels",
     columns(
         ("name", "text", "", "name of the kernel"),
-        ("tensor_cores", "bool", "", "whether it uses tensor cores, judged by its name; missing if that does not tell"),
+        (
+            "tensor_cores",
+            "bool",
+            "",
+            "whether it uses tensor cores, judged by its name; missing if the name does not show it",
+        ),
         *_FIGURES,  # type: ignore[arg-type]
     ),
 )
 def kernels(context: Context) -> Answer:
-    """The kernels by name, those with the most time first. Copies and fills are not kernels.
+    """The kernels by name, longest total time first. Copies and fills are not kernels.
 
-    Blocks per multiprocessor and occupancy are means weighted by duration, over the launches whose figures are known.
+    Blocks per multiprocessor and occupancy are means weighted by duration, over the launches for which they are known.
     """
     table = context.trace.table("kernel")
     took = table["duration"] / 1000
@@ -137,23 +142,23 @@ def kernel_columns(context: Context, found: KernelGroups, uses: Flags) -> Answer
     "kernels_by_op",
     columns(
         ("name", "text", "", "name of the kernel"),
-        ("op", "text", "", "operator that launched or captured it; missing if that happened outside of operators"),
-        ("grid", "text", "", "blocks in x, y and z; missing if it was not recorded"),
-        ("block", "text", "", "threads of a block in x, y and z; missing if it was not recorded"),
-        ("registers", "int", "", "registers per thread; missing if they were not recorded"),
-        ("shared_memory_bytes", "int", "bytes", "shared memory per block; missing if it was not recorded"),
+        ("op", "text", "", "operator that launched or captured it; missing if that happened outside operators"),
+        ("grid", "text", "", "blocks in x, y and z; missing if not recorded"),
+        ("block", "text", "", "threads of a block in x, y and z; missing if not recorded"),
+        ("registers", "int", "", "registers per thread; missing if not recorded"),
+        ("shared_memory_bytes", "int", "bytes", "shared memory per block; missing if not recorded"),
         ("tensor_cores", "bool", "", "whether the kernel uses tensor cores, judged by its name"),
         ("op_eligible", "bool", "", "whether the operator could use tensor cores"),
         *_FIGURES,  # type: ignore[arg-type]
     ),
 )
 def kernels_by_op(context: Context) -> Answer:
-    """The kernels by name, operator and launch properties, those with the most time first.
+    """The kernels by name, operator and launch properties, longest total time first.
 
-    The operator is the innermost one around the call that launched the kernel, on its thread; without one, the
-    innermost annotation. Kernels of a CUDA graph belong to the operator that captured them, if the agent saw that,
-    otherwise to the one around the launch of the graph. An operator is eligible for tensor cores if its name is in a
-    list, or if it or an operator inside it used them.
+    The operator is the innermost one around the call that launched the kernel, on its thread; if there is none, the
+    innermost annotation. Kernels of a CUDA graph belong to the operator that captured them, if the agent saw the
+    capture, otherwise to the operator around the launch of the graph. An operator is eligible for tensor cores if its
+    name is in a built-in list, or if the operator or one nested in it used them.
     """
     table, owner, names = context.trace.table("kernel"), context.get(kernel_owners), context.trace.strings
     keys = [table["name"], owner, *(table[column] for column in PROPERTIES)]
@@ -233,7 +238,7 @@ def _notes(context: Context, found: KernelGroups) -> list[str]:
     "tensor_core_use",
     columns(
         ("figure", "text", "", "what the share refers to"),
-        ("used_pct", "float", "%", "share that uses tensor cores, or could use them"),
+        ("used_pct", "float", "%", "share that uses tensor cores, or could"),
         ("not_used_pct", "float", "%", "remaining share"),
     ),
 )
@@ -241,8 +246,9 @@ def tensor_core_use(context: Context) -> Answer:
     """How much of the kernels' time uses tensor cores, and how much of it could.
 
     "kernels" is the share of all kernels' time spent in kernels that use tensor cores, recognized by name. "eligible
-    operators" is the share of all operators' kernel time spent in operators that could use them: the deepest ones in a
-    list of matrix multiplications, convolutions, attention and similar operators, and the operators inside these.
+    operators" is the share of all operators' kernel time spent in operators that could use them: the innermost
+    operators from a list of matrix multiplications, convolutions, attention and similar operators, and the operators
+    nested in these.
     """
     return share_columns(context, context.get(tensor_use))
 
@@ -341,10 +347,10 @@ def frequent_sequences(
     min_pattern_len: int = 3,
     top_k: int = 5,
 ) -> Answer:
-    """The most frequent sequences of GPU activities that runs of an operator launch.
+    """The most frequent sequences of GPU activities launched by the runs of an operator.
 
     A run counts if no other matching run encloses it on its thread. Its activities are those launched on its thread
-    while it runs, in the order of their starts.
+    while it runs, in order of their starts.
 
     Options:
     - op: operators, annotations and Python functions whose names contain this text match.
@@ -382,7 +388,7 @@ def sequence_columns(
     rows.sort(key=lambda row: (-row[2], row[0]))
     if top_k:
         rows = rows[:top_k]
-    nothing = [] if rows else [f"no event whose name contains {op!r} launched {min_pattern_len} GPU activities"]
+    nothing = [] if rows else [f"no event whose name contains {op!r} launched {min_pattern_len} or more GPU activities"]
     return frequent_sequences.answer(rows, [*notes, *nothing])
 
 
@@ -416,9 +422,9 @@ def launched_activities(context: Context, op: str) -> LaunchedWork:
     columns(
         ("hlo_op", "text", "", "HLO instruction, as in the compiled module; missing if only the module is known"),
         ("hlo_module", "text", "", "module that it belongs to, such as jit_train_step"),
-        ("op_name", "text", "", "path of the JAX operation that it was compiled from; missing if it is unknown"),
-        ("source", "text", "", "line of the program that called that operation; missing if it is unknown"),
-        ("where", "text", "", "GPU: kernels (or what ran on another device); CPU: operations that the CPU ran"),
+        ("op_name", "text", "", "path of the JAX operation that it was compiled from; missing if unknown"),
+        ("source", "text", "", "line of the program that called that operation; missing if unknown"),
+        ("where", "text", "", "GPU: kernels (or work on another device); CPU: operations run by the CPU"),
         ("runs", "int", "", "number of kernels, or of runs on the CPU"),
         ("total_us", "float", "us", "sum of their durations"),
         ("mean_us", "float", "us", "mean duration"),
@@ -427,11 +433,11 @@ def launched_activities(context: Context, op: str) -> LaunchedWork:
     ),
 )
 def hlo_ops(context: Context) -> Answer:
-    """The cost of each HLO instruction of a JAX program, those with the most time first.
+    """The cost of each HLO instruction of a JAX program, longest total time first.
 
-    On a CPU they are recorded by XLA itself. On NVIDIA's GPUs the kernels of the trace are compared with the modules
-    that the program has compiled: a kernel that may have run several instructions gets only what they have in common.
-    Operations of the CPU contain each other: loops, for example, contain their bodies.
+    On a CPU, XLA itself records the operations. On NVIDIA GPUs, the kernels of the trace are matched with the modules
+    that the program compiled: a kernel that may have run several instructions gets only what they have in common. CPU
+    operations contain each other: a loop, for example, contains its body.
     """
     rows: list[tuple[_Place, str, _Cost, float]] = []
     notes = []

@@ -116,7 +116,7 @@ def activity_precisions(context: Context) -> Ints:
 @view(
     "kernel_precision",
     columns(
-        ("precision", "text", "", "fp64, fp32, tf32, bf16, fp16, fp8, fp4 or int8; missing: nothing shows it"),
+        ("precision", "text", "", "fp64, fp32, tf32, bf16, fp16, fp8, fp4 or int8; missing: unknown"),
         ("bits", "int", "", "size of a stored value"),
         ("calls", "int", "", "number of kernels"),
         ("total_us", "float", "us", "sum of their durations"),
@@ -125,10 +125,10 @@ def activity_precisions(context: Context) -> Ints:
     ),
 )
 def kernel_precision(context: Context) -> Answer:
-    """In which precision the kernels compute, those with the most time first. Collectives do not compute.
+    """The precision in which kernels compute, longest total time first. Collectives do not compute.
 
-    The narrowest type in a kernel's name counts, since wider ones beside it are those of sums and results. If a name
-    has none (compiled and fused kernels), the narrowest type of the operator's inputs counts, if they were recorded.
+    The narrowest type in a kernel's name counts, since wider ones next to it are those of sums and results. If a name
+    contains no type (compiled and fused kernels), the narrowest input type of the operator counts, if it was recorded.
     """
     activity = context.get(gpu)
     rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication)
@@ -282,14 +282,14 @@ class _Pairs(NamedTuple):
             "flop",
             "float",
             "",
-            "floating-point operations, for counters of such instructions (a fused one counts as two)",
+            "floating-point operations, for counters of such instructions (a fused multiply-add counts as two)",
         ),
     ),
 )
 def counters_with_operators(context: Context) -> Answer:
     """The counters measured by CUPTI's range profiler: one row per range and counter, with the launching operators.
 
-    While ranges are profiled, kernels run one after the other and are not recorded themselves. The n-th range by time
+    While ranges are profiled, kernels run one after another and are not recorded themselves. The n-th range by time
     (category cuda_profiler_range) therefore belongs to the n-th call of cudaLaunchKernel….
     """
     trace = context.trace
@@ -339,9 +339,9 @@ def _paired(trace: Trace, ranges: Ints, launches: Ints) -> _Pairs:
     ranges = ranges[is_range[other["category"][ranges]]]
     launches = launches[is_launch[calls["name"][launches]]]
     if not len(ranges):
-        return _Pairs(empty, empty, f"there are no events of the category {CATEGORY} in the trace")
+        return _Pairs(empty, empty, f"the trace has no events of the category {CATEGORY}")
     if len(ranges) != len(launches):
-        note = f"{len(ranges):,} ranges and {len(launches):,} calls of {_LAUNCH}… cannot be paired"
+        note = f"{len(ranges):,} profiled ranges cannot be matched with {len(launches):,} calls of {_LAUNCH}…"
         return _Pairs(empty, empty, note)
     ranges = ranges[np.argsort(other["start"][ranges], kind="stable")]
     return _Pairs(ranges, launches[np.argsort(calls["start"][launches], kind="stable")], "")

@@ -36,10 +36,10 @@ _RATES = {
     "throttled_ns": ("process: throttled by its CPU quota", "s/s", 1e9),
 }
 NO_COUNTERS = (
-    "the trace has no counters: kinetod records those of the kernel with every trace, those of the allocator with "
-    "kinetoctl trace --memory, and those of the hardware with --counters"
+    "the trace has no counters: kinetod records the Linux kernel's counters with every trace, the allocator's with "
+    "kinetoctl trace --memory, and the hardware's with kinetoctl trace --counters"
 )
-NO_PERCENTAGES = "no counter of the trace is a percentage; the view counters has all of them"
+NO_PERCENTAGES = "no counter in the trace is a percentage; the view counters lists all counters"
 
 
 class CounterValues(NamedTuple):
@@ -160,20 +160,20 @@ def _shown(series: CounterValues, since_ns: int, max_points: int) -> Ints:
     "counters",
     columns(
         ("counter", "text", "", "name of the counter"),
-        ("unit", "text", "", "of the value; missing: the trace does not state it"),
-        ("time_ns", "int", "ns", "Unix time from which on the value holds"),
-        ("time_us", "float", "us", "time since the window of the recording began; negative: sampled before"),
-        ("value", "float", "", "its value"),
+        ("unit", "text", "", "unit of the value; missing if the trace does not state it"),
+        ("time_ns", "int", "ns", "Unix time from which the value holds"),
+        ("time_us", "float", "us", "time since the recording window began; negative if sampled before it"),
+        ("value", "float", "", "value"),
     ),
     nothing=NO_COUNTERS,
 )
 def counters(context: Context, *, max_points: int = 0) -> Answer:
-    """Every counter of the trace over time: the hardware's, the kernel's, the allocator's, and a file's own.
+    """Every counter in the trace over time: the hardware's, the Linux kernel's, the allocator's, and a file's own.
 
-    A hardware counter's value is the mean of its sample, which begins at the time of the row; a missing value means
-    that no sample followed. Counters of the kernel are given per second of the interval that begins at the time of the
-    row. Samples in a file from before or after the window of its events (hardware counters that run longer) have rows,
-    too: the last one before the window holds at its beginning.
+    The value of a hardware counter is the mean of the sample that begins at the time of the row; a missing value means
+    that no sample followed. The Linux kernel's counters are rates per second over the interval that begins at the time
+    of the row. Samples in a file from before or after the window of its events (from hardware counters that ran longer)
+    have rows, too: the last sample before the window holds at its beginning.
 
     Options:
     - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
@@ -196,9 +196,9 @@ def counters(context: Context, *, max_points: int = 0) -> Answer:
     "counter_summary",
     columns(
         ("counter", "text", "", "name of the counter"),
-        ("unit", "text", "", "of the values; missing: the trace does not state it"),
-        ("samples", "int", "", "number of its values"),
-        ("mean", "float", "", "mean over the time of the recording, each value as long as it holds"),
+        ("unit", "text", "", "unit of the values; missing if the trace does not state it"),
+        ("samples", "int", "", "number of values"),
+        ("mean", "float", "", "mean over the recording, each value weighted by how long it holds"),
         ("min", "float", "", "smallest value"),
         ("max", "float", "", "largest value"),
         ("last", "float", "", "value at the end"),
@@ -208,8 +208,8 @@ def counters(context: Context, *, max_points: int = 0) -> Answer:
 def counter_summary(context: Context) -> Answer:
     """Each counter of the trace in one row: its mean over time, its extremes and its last value.
 
-    A value holds until the next one, and the last one to the end of the recording. Samples from before the window of
-    the recording count from its beginning.
+    A value holds until the next one, and the last one until the end of the recording. Samples from before the recording
+    window count from its beginning.
     """
     low, high = context.trace.window_start_ns, context.trace.window_end_ns
     found: list[tuple[Any, ...]] = []
@@ -229,16 +229,16 @@ def counter_summary(context: Context) -> Answer:
     columns(
         ("device", "int", "", "GPU index in the process"),
         ("counter", "text", "", "name of the counter"),
-        ("time_ns", "int", "ns", "Unix time at which a sample begins, or from which on none follows"),
-        ("value_pct", "float", "%", "value of the sample; missing: none follows"),
+        ("time_ns", "int", "ns", "Unix time at which a sample begins, or at which the samples end"),
+        ("value_pct", "float", "%", "value of the sample; missing if no sample follows"),
     ),
     nothing=NO_HARDWARE,
 )
 def counter_curves(context: Context, *, max_points: int = 1000) -> Answer:
-    """The hardware counters that are percentages, over time, one curve for each GPU and counter.
+    """The hardware counters that are percentages over time, as one curve for each GPU and counter.
 
     Options:
-    - max_points: the maximum number of rows per curve, as of the view counters. 0 keeps all.
+    - max_points: the maximum number of rows per curve, as in the view counters. 0 keeps all.
     """
     _check("counter_curves", max_points)
     values: dict[str, list[Any]] = {column.name: [] for column in counter_curves.columns}

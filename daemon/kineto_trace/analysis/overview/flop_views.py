@@ -46,11 +46,15 @@ from kineto_trace.view_api.view import Answer, view
 
 NAN = float("nan")
 ARITHMETIC, MEMORY = "arithmetic", "memory"
-_NO_PRODUCTS = "the trace has no operators whose floating-point operations are known: products, convolutions, attention"
+_NO_PRODUCTS = (
+    "the trace has no operators whose floating-point operations are known (matrix products, convolutions, attention)"
+)
 _NO_SHAPES = (
     "the inputs of operators were not recorded: record with --record-shapes (torch.profiler: record_shapes=True)"
 )
-_NO_PEAKS = "this version does not know the peaks of {name}: set the option peak from its data sheet"
+_NO_PEAKS = (
+    "the peak speeds of {name} are not known to this version; set the option peak to the value in its data sheet"
+)
 _FP32, _TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
 Sizes = Sequence[int]
 MAX_SIZE = 1 << 40  # of one dimension; the text is not trusted
@@ -160,32 +164,41 @@ def products(context: Context) -> Products:
             "precision",
             "text",
             "",
-            "fp64, fp32, tf32 (fp32 on NVIDIA's tensor cores), bf16, fp16, fp8 or int8, by its inputs",
+            "precision of its inputs: fp64, fp32, tf32 (fp32 on NVIDIA's tensor cores), bf16, fp16, fp8 or int8",
         ),
         ("calls", "int", "", "number of runs"),
         ("call_gflop", "float", "GFLOP", "floating-point operations of one call"),
-        ("device_us", "float", "us", "GPU time of all that it launched, summed"),
+        ("device_us", "float", "us", "GPU time of everything that it launched, summed"),
         ("host_us", "float", "us", "its time on the host, summed"),
-        ("speed_tflop_s", "float", "TFLOP/s", "operations by GPU time; in traces without GPU activities, by host time"),
+        (
+            "speed_tflop_s",
+            "float",
+            "TFLOP/s",
+            "operations per GPU time; in traces without GPU activities, per host time",
+        ),
         ("peak_tflop_s", "float", "TFLOP/s", "peak of this GPU in this precision, from its data sheet"),
-        ("peak_pct", "float", "%", "share of that which was reached"),
+        ("peak_pct", "float", "%", "share of peak_tflop_s that was reached"),
         ("intensity_flop_byte", "float", "FLOP/byte", "operations per byte of operands and result, each moved once"),
-        ("bound", "text", "", "what limits it at best: arithmetic, or memory, whose bandwidth allows less"),
-        ("roof_tflop_s", "float", "TFLOP/s", "the lower one of both limits"),
-        ("roof_pct", "float", "%", "share of that which was reached"),
+        (
+            "bound",
+            "text",
+            "",
+            "what limits its speed at best: arithmetic, or memory if the memory bandwidth allows less",
+        ),
+        ("roof_tflop_s", "float", "TFLOP/s", "the lower of the two limits"),
+        ("roof_pct", "float", "%", "share of roof_tflop_s that was reached"),
     ),
 )
 def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.0) -> Answer:
-    """The products of the model by operator and shape (roofline): operations, speed, and what limits the speed at best.
+    """Matrix products, convolutions and attention by operator and shape (roofline): operations, speed, and its limit.
 
-    Products of matrices, convolutions and attention count, by the recorded sizes of their inputs, with two operations
-    for a multiplication and an addition; with a causal mask, half of the attention. Bytes are the minimum that must
-    move, so that "memory" is certain, and "arithmetic" is the limit with perfect caches. The rows with the most GPU
-    time come first.
+    Operations follow from the recorded sizes of the inputs: a multiplication with its addition counts as two, and
+    attention with a causal mask counts half. Bytes are the minimum that must be moved, so "memory" is certain, while
+    "arithmetic" is the limit with perfect caches. The rows with the most GPU time come first.
 
     Options:
-    - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
-    - bandwidth: of the GPU's memory, in GB/s; 0: by the GPU's data sheet.
+    - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: from the GPU's data sheet.
+    - bandwidth: the memory bandwidth of the GPU in GB/s; 0: from the GPU's data sheet.
     """
     _check("operator_flops", peak, bandwidth)
     found, table, shapes = context.get(products), context.trace.table("cpu_op"), context.get(input_shapes)
@@ -236,16 +249,16 @@ def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.
     "flops_utilization",
     columns(
         ("gpu", "text", "", "model of the GPU"),
-        ("time_us", "float", "us", "time of the steps; without steps, of all that was recorded"),
+        ("time_us", "float", "us", "time of the steps; without steps, of everything that was recorded"),
         ("work_tflop", "float", "TFLOP", "floating-point operations in that time"),
-        ("speed_tflop_s", "float", "TFLOP/s", "operations by time"),
-        ("precision", "text", "", "precision of most of them"),
+        ("speed_tflop_s", "float", "TFLOP/s", "operations per time"),
+        ("precision", "text", "", "precision of most of the operations"),
         ("peak_tflop_s", "float", "TFLOP/s", "peak of this GPU in this precision, from its data sheet"),
         (
             "utilization_pct",
             "float",
             "%",
-            "share of the time that the operations would take at the peak of their precision",
+            "time that the operations would take at the peak of their precision, as a share of time_us",
         ),
         ("known_pct", "float", "%", "share of the kernels' GPU time in operators whose operations are known"),
     ),
@@ -253,11 +266,11 @@ def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.
 def flops_utilization(context: Context, *, peak: float = 0.0) -> Answer:
     """How much of the GPU's peak the model used (model FLOPs utilization, MFU).
 
-    Operations are those of `operator_flops`: products of matrices, convolutions and attention that ran, including those
+    Operations are those of `operator_flops`: matrix products, convolutions and attention that ran, including those
     recomputed by activation checkpointing.
 
     Options:
-    - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+    - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: from the GPU's data sheet.
     """
     _check("flops_utilization", peak)
     found, table = context.get(products), context.trace.table("cpu_op")
@@ -297,7 +310,9 @@ def flops_utilization(context: Context, *, peak: float = 0.0) -> Answer:
 def _check(name: str, *given: float) -> None:
     """Raises ViewError for an invalid speed."""
     if not all(isfinite(value) and value >= 0 for value in given):
-        raise ViewError(f"view {name}: peak and bandwidth are numbers above 0, or 0 for those of the data sheet")
+        raise ViewError(
+            f"view {name}: peak and bandwidth must be positive numbers, or 0 for the values in the data sheet"
+        )
 
 
 def _notes(context: Context) -> list[str]:

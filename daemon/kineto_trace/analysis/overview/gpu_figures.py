@@ -328,7 +328,7 @@ class GpuAbilities:
 
     def precision(self) -> str:
         """Returns which types of numbers to use for matrix products; "" if tensor cores are not known."""
-        sizes = "; sizes should be multiples of 8."
+        sizes = "; matrix sizes should be multiples of 8."
         if self.vendor in (GpuVendor.AMD, GpuVendor.INTEL):
             return "Use bfloat16 or float16 (torch.autocast)" + sizes
         if self.capability is None or self.capability < TENSOR_CORES:
@@ -336,7 +336,7 @@ class GpuAbilities:
         if self.capability < BFLOAT16:
             return (
                 "Use float16 (torch.autocast(dtype=torch.float16) with a GradScaler): the tensor cores of this GPU "
-                f"(compute capability {_text(self.capability)}) multiply neither bfloat16 nor TF32" + sizes
+                f"(compute capability {_text(self.capability)}) support neither bfloat16 nor TF32" + sizes
             )
         advice = (
             "Use bfloat16 or float16 (torch.autocast), or TF32 for float32 (torch.set_float32_matmul_precision('high'))"
@@ -349,17 +349,17 @@ class GpuAbilities:
         """Returns why torch.compile cannot be used; "" if nothing is known against it."""
         if self.capability is not None and self.capability < COMPILES:
             return (
-                f"torch.compile needs compute capability {_text(COMPILES)}, and this GPU has {_text(self.capability)}"
+                f"torch.compile needs compute capability {_text(COMPILES)}, but this GPU has {_text(self.capability)}"
             )
         if self.torch is not None and self.torch < COMPILING_TORCH:
-            return f"torch.compile needs PyTorch {_text(COMPILING_TORCH)}, and this is {_text(self.torch)}"
+            return f"torch.compile needs PyTorch {_text(COMPILING_TORCH)}, but this is {_text(self.torch)}"
         return ""
 
     def fusing(self) -> str:
         """Returns the advice for fewer kernels."""
         others = "fused operators (fused optimizers, F.scaled_dot_product_attention, fused norms and activations)"
         reason = self.no_compiler()
-        return f"Use {others}: {reason}." if reason else f"torch.compile fuses them; else use {others}."
+        return f"Use {others}: {reason}." if reason else f"torch.compile can fuse such kernels; otherwise use {others}."
 
     def fewer_launches(self) -> str:
         """Returns the advice for fewer launches."""
@@ -377,8 +377,8 @@ class GpuAbilities:
 
     def shorter_pauses(self) -> str:
         """Returns the advice for shorter pauses between kernels that were launched ahead."""
-        graphs = f", or {self.words.graphs}, whose kernels follow each other faster" if self.words.graphs else ""
-        return f"Run fewer and longer kernels: fused operators, larger tensors{graphs}."
+        graphs = f", or {self.words.graphs}, in which kernels follow each other faster" if self.words.graphs else ""
+        return f"Run fewer, longer kernels: fused operators, larger tensors{graphs}."
 
 
 def gpu_abilities(context: Context) -> GpuAbilities:

@@ -29,8 +29,8 @@ _FILLED_BY = {  # the first table that a source fills -> what it records
     "cpu_instant_event": "allocations",
 }
 _WARM_UP = "kinetoctl trace --warmup or --warmup-iterations"
-_NO_STEPS = "the trace has no marks of steps"
-_NO_MARKS = f"{_NO_STEPS}; programs without torch's optimizers call kineto_agent.step() after each"
+_NO_STEPS = "the trace has no step marks"
+_NO_MARKS = f"{_NO_STEPS}; without torch's optimizers, call kineto_agent.step() after each step"
 _NO_GPU_USED = "this process used no GPU while it was recorded"
 _BUFFERS = "kinetoctl trace with a larger --buffer-limit"
 ENOUGH = 98.0  # % of rows: those at the edges of a recording always lack something
@@ -38,8 +38,10 @@ STEPS = "training steps"
 _PROFILER = "torch.profiler.profile"
 _TRACE = "kinetoctl trace"
 _CALLS = "record cuda_runtime and cuda_driver activities"
-_OUR_CALLS = f"{_TRACE} without --activities, or with cuda_runtime and cuda_driver among them, without another profiler"
-_QUEUED = "work that was queued before the trace began has no launch in it"
+_OUR_CALLS = (
+    f"{_TRACE} without --activities, or with cuda_runtime and cuda_driver among them, while no other profiler is active"
+)
+_QUEUED = "work that was queued before the trace began has no launch in the trace"
 _DEFAULT = f"{_TRACE} without --activities"
 _OUR_OPS = f"{_TRACE} without --activities, or with cpu_op among them"
 # Types that HTA expects of arguments (its level "standard"): whole numbers, numbers, texts.
@@ -62,12 +64,12 @@ _TYPES: dict[str, type[int] | type[float] | type[str]] = {
 }
 _LONGER = "request a larger buffer limit, a shorter capture or fewer activity types"
 _SHARES_OF = defaultdict(
-    lambda: "figures of what it records",
-    kernel="utilization, idle time, shares of the GPU's time",
-    cpu_op="shares of the host's time by role",
-    python_function="time by line of Python, CPU time of threads",
+    lambda: "figures from what it records",
+    kernel="utilization, idle time, shares of GPU time",
+    cpu_op="shares of host time by role",
+    python_function="time by Python line, CPU time of threads",
 )  # by the first table that a source fills
-_TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text"}
+_TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", str: "a string"}
 
 
 class MissingPart(NamedTuple):
@@ -156,24 +158,24 @@ def _together(partials: Sequence[tuple[int, Sequence[MissingPart]]]) -> Answer:
 @view(
     "not_recorded",
     columns(
-        ("what", "text", "", "what the trace does not have, or has in part"),
-        ("option", "text", "", "option of kinetoctl trace that records it; missing if none would"),
-        ("why", "text", "", "why it does not, as far as the trace says so"),
+        ("what", "text", "", "what the trace lacks, entirely or in part"),
+        ("option", "text", "", "option of kinetoctl trace that records it; missing if no option does"),
+        ("why", "text", "", "why the trace lacks it, as far as is known"),
         ("hides", "text", "", "analyses that are empty or less exact without it"),
-        ("torch_profiler", "text", "", "how torch.profiler records it; missing for traces of kinetod"),
+        ("torch_profiler", "text", "", "how to record it with torch.profiler; missing for traces from kinetod"),
         ("ranks", "text", "", "ranks that lack it; missing for a single trace"),
     ),
     reduce=_together,
-    nothing="nothing that the report uses is missing in the trace",
+    nothing="the trace has everything that the report uses",
 )
 def not_recorded(context: Context) -> list[MissingPart]:
-    """What a trace does not show, why, and which option of `kinetoctl trace` records it.
+    """What a trace lacks, why, and which option of `kinetoctl trace` records it.
 
-    Losses come first: a source that began late or ended early, records that were dropped or cannot be read. Parts that
-    are missing altogether follow. A trace of kinetod contains which activity types and options were requested,
-    which sources recorded, and why others could not; one of another tool contains at most some of the options that
-    were set, and the rest stays unknown. Over several ranks each item appears once, with the longest time or the
-    sum of the records. The view validate has everything that a trace may have.
+    Losses come first: sources that began late or ended early, and records that were dropped or cannot be read. Parts
+    that are missing altogether follow. A trace from kinetod states which activity types and options were requested,
+    which sources recorded, and why others could not. A trace from another tool states some of its options at most, so
+    some reasons stay unknown. With several ranks, each item appears once, with the longest time or the total number of
+    records. The view validate lists everything that a trace may contain.
     """
     return [*_losses(context.trace), *_missing(context)]
 
@@ -188,7 +190,7 @@ def _losses(trace: Trace) -> Iterator[MissingPart]:
     if losses.undecoded:
         yield MissingPart("records", "{count} could not be decoded", None, amount=losses.undecoded)
     if losses.torn:
-        yield MissingPart("the last records", "the daemon ended while they were recorded", None)
+        yield MissingPart("the last records", "the daemon ended while they were being recorded", None)
 
 
 def _uncovered(each: SourceCoverage, start_ns: int, end_ns: int) -> Iterator[MissingPart]:
@@ -197,10 +199,10 @@ def _uncovered(each: SourceCoverage, start_ns: int, end_ns: int) -> Iterator[Mis
     late = sum(end - start for start, end in each.missing if start <= start_ns)
     early = sum(end - start for start, end in each.missing if end >= end_ns and start > start_ns)
     if late > least:
-        yield MissingPart(what, "recorded from {time} after the beginning on", _WARM_UP, amount=late)
+        yield MissingPart(what, "not recorded in the first {time}", _WARM_UP, amount=late)
     if early > least and not each.dropped:
         yield MissingPart(
-            what, "recorded until {time} before the end; kinetoctl captures show says why", None, amount=early
+            what, "not recorded in the last {time}; kinetoctl captures show has the reason", None, amount=early
         )
     if each.dropped:
         yield MissingPart(what, "{count} records were dropped: buffers were full", _BUFFERS, amount=each.dropped)
@@ -242,21 +244,21 @@ def _why(part: TracePart, found: PartRows, trace: Trace) -> str:
     if found.complete:
         return f"{found.complete:,} of {found.rows:,} have it"
     if part.name == STEPS:
-        return "none was recorded from beginning to end" if found.rows else _NO_MARKS if ours else _NO_STEPS
+        return "no step was recorded from beginning to end" if found.rows else _NO_MARKS if ours else _NO_STEPS
     if refusal := _refusal(part, trace.target):
         return f"could not be recorded: {refusal}"
     if requested is False:
         named = ", ".join(trace.target.activity_types or ()) if part.by_default or not part.request else ""
         return f"not requested: --activities named only {named}" if named else "not requested"
     if any(not set(part.kinds).isdisjoint(each.kinds) for each in trace.coverage):
-        return "recorded, but nothing came"
+        return "its source recorded, but delivered no data"
     if requested and (trace.target.activity_types or trace.target.options.get(part.request)):
-        return "requested, but nothing came"
+        return "requested, but no data was delivered"
     if part.request and not requested and not (ours and part.by_default):
         return "not requested" if ours else "unknown: the trace does not say whether it was requested"
     if ours and trace.coverage and part.kinds:
         return _NO_GPU_USED if part.kinds == GPU_TABLES else "no source recorded it"
-    return "unknown: the trace does not say why it has none"
+    return "unknown: the trace does not say why it is missing"
 
 
 def _table(kind: str) -> Callable[[Context], PartRows]:
@@ -347,9 +349,9 @@ def _rank(context: Context) -> PartRows:
             "ok",
             "bool",
             "",
-            f"it is there, for at least {ENOUGH:.0f} % of the rows that should have it; missing: no row should",
+            f"whether at least {ENOUGH:.0f} % of the rows that should have it do; missing if no row should have it",
         ),
-        ("rows", "int", "", "number of rows that are of this kind or should have it"),
+        ("rows", "int", "", "number of rows that are of this kind, or that should have it"),
         ("complete_pct", "float", "%", "share of these rows that have it; missing without rows"),
         ("needed_for", "text", "", "analyses that are empty or less exact without it"),
         ("advice", "text", "", "how to record it; missing if there is nothing to do"),
@@ -358,9 +360,9 @@ def _rank(context: Context) -> PartRows:
 def validate(context: Context) -> Answer:
     """What analyses need from a trace, whether this trace has it, and how to record it if not.
 
-    Arguments whose value has a different type than readers of Kineto traces expect (HTA's validate_trace_format) have a
-    row of their own. The notes list what was lost when the trace was recorded or read. Advice names options of
-    kinetoctl for traces that kinetod recorded, otherwise those of torch.profiler.
+    An argument whose values do not have the type that readers of Kineto traces expect (see HTA's validate_trace_format)
+    has a row of its own. The notes list what was lost when the trace was recorded or read. Advice names options of
+    kinetoctl for traces that kinetod recorded, and options of torch.profiler for all others.
     """
     ours = bool(context.trace.target.capture_id)
     rows: list[tuple[str, bool | None, int, float | None, str, str | None]] = []
@@ -391,9 +393,9 @@ def _loss_notes(context: Context) -> list[str]:
     found = [coverage_note(each, trace.window_start_ns, trace.window_end_ns) for each in trace.coverage]
     notes += [note for note in found if note]
     for count, what in (
-        (losses.dropped, "were dropped while it was recorded: buffers were full"),
+        (losses.dropped, "were dropped during the recording: buffers were full"),
         (losses.undecoded, "could not be read"),
-        (losses.torn, "chunks were cut off: the daemon ended while it was recorded"),
+        (losses.torn, "chunks were cut off: the daemon ended during the recording"),
     ):
         if count:
             notes.append(f"{count:,} records {what}" if "chunks" not in what else f"{count:,} {what}")
@@ -414,15 +416,15 @@ def _wrong_types(context: Context) -> list[tuple[str, bool, int, float | None, s
             count = int(np.count_nonzero(np.array([*wrong, False])[found.text]))
             value = next(value for value, bad in zip(found.values(key), wrong, strict=True) if bad)
             share = 100 * (1 - count / len(table))
-            advice = f"{str(value)[:40]!r} is not {_TYPE_NAMES[wanted]}: it counts as missing"
-            rows.append((f"{kind}: argument {key}", False, len(table), share, "what reads this argument", advice))
+            advice = f"{str(value)[:40]!r} is not {_TYPE_NAMES[wanted]}, so it counts as missing"
+            rows.append((f"{kind}: argument {key}", False, len(table), share, "views that read this argument", advice))
     return rows
 
 
 PARTS = (
     TracePart(
         "GPU activities",
-        "all views of the GPU's time",
+        "all views of GPU time",
         "record CUDA activities",
         f"{_TRACE} without --activities, or with kernel,gpu_memcpy,gpu_memset, while the process uses its GPU",
         _activities,
@@ -458,16 +460,16 @@ PARTS = (
     TracePart(
         "operators around launches",
         "operators' GPU time",
-        "launches outside operators are those of other libraries",
-        "launches outside operators are those of other libraries",
+        "launches outside operators come from other libraries",
+        "launches outside operators come from other libraries",
         _attributed,
         of_some=True,
     ),
     TracePart(
         STEPS,
         "all views by step",
-        "call step() of the profiler after each step, and record at least one step from beginning to end",
-        "trace for longer than a step; programs without torch's optimizers call kineto_agent.step() after each step",
+        "call the profiler's step() after each step, and record at least one step from beginning to end",
+        "trace for longer than a step; without torch's optimizers, call kineto_agent.step() after each step",
         _steps,
         option=f"{_TRACE} with a longer --duration",
     ),
@@ -526,8 +528,8 @@ PARTS = (
     TracePart(
         "arguments of collectives",
         "bandwidth and skew of collectives",
-        "record_shapes=True, and a PyTorch that names collectives (2.2 or later)",
-        f"{_OUR_OPS}, and a PyTorch that names collectives (2.2 or later)",
+        f"use {_PROFILER}(record_shapes=True) and PyTorch 2.2 or later, which names collectives",
+        f"{_OUR_OPS}, and PyTorch 2.2 or later, which names collectives",
         _collectives,
         option=_DEFAULT,
         of=("kernel",),
@@ -535,17 +537,17 @@ PARTS = (
     ),
     TracePart(
         "profiled ranges",
-        "hardware counters with operators",
+        "hardware counters of operators",
         "use CUPTI's range profiler",
-        "kinetod does not record hardware counters",
+        "kinetod does not record the ranges of CUPTI's range profiler",
         _ranges,
         of_some=True,
     ),
     TracePart(
         "rank",
         "views over several ranks",
-        "start the job with torch.distributed; or name the rank",
-        "start the job with torchrun or Slurm, whose variables state the rank",
+        "start the job with torch.distributed, or put the rank into the file name, for example rank3.json",
+        "start the job with torchrun or Slurm, which set the rank in environment variables",
         _rank,
     ),
 )

@@ -45,23 +45,23 @@ _OF_GPUS = (  # columns of step_breakdown and overview
 )
 _WHOLE = (("all",), ("0",))  # steps of a trace without steps, by our rules and the plug-in's
 _NO_KERNELS = "the trace has no kernels"
-_NO_EVENTS = "the trace has no events to form a step from"
+_NO_EVENTS = "the trace has no events, so there is no step"
 _TITLES = {
-    "kernel": "kernels, without communication",
+    "kernel": "kernels, excluding communication",
     "memcpy": "copies on the GPU",
     "memset": "fills on the GPU",
     "communication": "collectives and transfers between GPUs",
-    "runtime": "calls of the GPU's runtime and driver",
+    "runtime": "GPU runtime and driver calls",
     "dataloader": "waiting for the next batch",
     "cpu_exec": "operators and annotations on the host",
-    OTHER: "none of the other parts",
+    OTHER: "everything else",
 }
-_UNKNOWN = "a source did not record what it was spent on; missing: the trace does not state what its sources cover"
+_UNKNOWN = "missing if the trace does not state what its sources cover"
 _SHARES = (
-    *((f"{role}_us", "float", "us", f"time in {title}") for role, title in _TITLES.items()),
-    (f"{UNRECORDED}_us", "float", "us", f"time of which {_UNKNOWN}"),
+    *((f"{role}_us", "float", "us", f"time: {title}") for role, title in _TITLES.items()),
+    (f"{UNRECORDED}_us", "float", "us", f"time that a source did not record; {_UNKNOWN}"),
     *((f"{role}_pct", "float", "%", f"share of the step: {title}") for role, title in _TITLES.items()),
-    (f"{UNRECORDED}_pct", "float", "%", f"share of the step: {_UNKNOWN}"),
+    (f"{UNRECORDED}_pct", "float", "%", f"share of the step that a source did not record; {_UNKNOWN}"),
 )
 MAX_COMMAND = 2000  # characters
 
@@ -84,7 +84,7 @@ class ShareSpans(NamedTuple):
             'number of the step; "all": the trace has no steps; "average": mean of the measured steps',
         ),
         ("start_ns", "int", "ns", "start of the step, Unix time"),
-        ("complete", "bool", "", "whether all of it was recorded; if not, total_us is the part that was"),
+        ("complete", "bool", "", "whether all of it was recorded; if not, total_us is the recorded part"),
         ("total_us", "float", "us", "length of the step"),
         *_SHARES,  # type: ignore[arg-type]
     ),
@@ -92,21 +92,21 @@ class ShareSpans(NamedTuple):
 def step_breakdown(context: Context, *, step_ends: StepEnds = "host") -> Answer:
     """What each training step spent its time on; the last row is the average of the measured steps.
 
-    A step that had begun before the recording or had not ended in it has a row, but does not count for the average. Nor
-    do first steps that do not show the pace of the program: warm-up, and those in which the host ran ahead of the GPU.
+    A step that began before the recording or ended after it has a row, but does not count for the average. Neither do
+    first steps that do not show the program's pace: warm-up steps, and steps in which the host ran ahead of the GPU.
 
     Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
-    cpu_exec that is active then, otherwise other. Where a source did not record (view validate), its roles are
-    unknown: such time is unrecorded. A row therefore sums to the length of the step, and the average is that of the
-    steps without unrecorded time, if there are any. Kernels are those that do not communicate; communication is
-    NCCL's kernels, recognized by names or arguments, and host ranges such as "nccl:all_reduce" and
-    "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills are missing, not
-    zero.
+    cpu_exec that is active then, otherwise other. Time that a source did not record (see the view validate) counts as
+    unrecorded, since its roles are unknown. The parts of a row therefore add up to the length of the step. The average
+    covers the steps without unrecorded time, if there are any. The role kernel excludes communication kernels;
+    communication includes NCCL's kernels, recognized by their names or arguments, and host ranges such as
+    "nccl:all_reduce" and "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills
+    are missing, not zero.
 
     Options:
-    - step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" applies the plug-in's rule:
-      the end of each step moves to the last GPU activity that it launched, its start to the end of the step before, and
-      steps at the end whose GPU work may be missing are left out.
+    - step_ends: "host" uses the steps as the host sees them ("ProfilerStep#N"). "device" applies the rule of the
+      TensorBoard plug-in: each step ends with the last GPU activity that it launched and starts when the previous step
+      ends, and steps at the end whose GPU work may be missing are left out.
     """
     answer = step_columns(_chosen_breakdown(context, step_ends), _NO_EVENTS)
     return unknown_without_gpu(context, answer, _OF_GPUS) if answer.values["step"] else answer
@@ -147,7 +147,7 @@ def _step_notes(found: Breakdown, without_steps: str) -> list[str]:
     if not found.steps:
         notes.append(without_steps)
     elif found.steps in _WHOLE:
-        notes.append('the trace has no "ProfilerStep#N": shares are those of the whole trace')
+        notes.append('the trace has no "ProfilerStep#N" annotations: shares refer to the whole trace')
     if found.cut:
         longest = float(found.lengths_us[list(found.cut)].max())
         notes.append(incomplete_note([found.steps[place] for place in found.cut], len(found.measured), longest))
@@ -157,7 +157,7 @@ def _step_notes(found: Breakdown, without_steps: str) -> list[str]:
         notes.append(_unrecorded_note(found))
     if found.dropped:
         notes.append(
-            f"steps left out because the recording may have ended before their kernels: {', '.join(found.dropped)}"
+            f"steps left out because the recording may have ended before their kernels did: {', '.join(found.dropped)}"
         )
     return notes
 
@@ -165,9 +165,11 @@ def _step_notes(found: Breakdown, without_steps: str) -> list[str]:
 def _unrecorded_note(found: Breakdown) -> str:
     count, total = len(found.counted), len(found.measured)
     share = 100 * found.unrecorded.sum() / found.lengths_us.sum()
-    text = f"{share:.3g} % of the steps' time is unrecorded: a source does not cover it (view validate)"
+    text = f"{share:.3g} % of the steps' time is unrecorded: a source does not cover it (see the view validate)"
     if 0 < count < total:
-        text += f"; shares of the mean step are those of the {count} of {total} measured steps that are recorded wholly"
+        text += (
+            f"; shares of the mean step refer to the {count} of {total} measured steps that were recorded completely"
+        )
     return text
 
 
@@ -175,17 +177,17 @@ def _unrecorded_note(found: Breakdown) -> str:
     "gpu_summary",
     columns(
         ("device", "int", "", "GPU index in the process"),
-        ("name", "text", "", "its name"),
+        ("name", "text", "", "name of the GPU"),
         ("memory_bytes", "int", "bytes", "memory of the GPU"),
-        ("compute_capability", "text", "", "compute capability; missing on other GPUs than NVIDIA's"),
+        ("compute_capability", "text", "", "compute capability; missing for GPUs that are not NVIDIA's"),
         ("kernels", "int", "", "number of kernels that ran on it"),
         ("kernel_us", "float", "us", "sum of their durations"),
-        ("utilization_pct", "float", "%", "share of the time of all steps in which at least one kernel ran"),
-        ("busy_pct", "float", "%", "share of the same time in which at least one kernel, copy or fill ran"),
+        ("utilization_pct", "float", "%", "share of the steps' time in which at least one kernel ran"),
+        ("busy_pct", "float", "%", "share of the steps' time in which at least one kernel, copy or fill ran"),
         ("sm_efficiency_pct", "float", "%", "estimated share of its multiprocessors that held a block"),
         ("occupancy_pct", "float", "%", "estimated achieved occupancy of its kernels, weighted by duration"),
         ("tensor_core_pct", "float", "%", "share of the kernels' time in kernels that use tensor cores"),
-        ("peak_memory_bytes", "int", "bytes", "maximum number of bytes that the allocator had handed out at any time"),
+        ("peak_memory_bytes", "int", "bytes", "largest number of bytes that the allocator had handed out at any time"),
     ),
 )
 def gpu_summary(context: Context) -> Answer:
@@ -233,10 +235,15 @@ def _mean(values: list[float]) -> float:
 @view(
     "overview",
     columns(
-        ("steps", "int", "", "number of measured steps: complete ones that show the pace of the program"),
+        ("steps", "int", "", "number of measured steps: complete steps that show the program's pace"),
         ("step_us", "float", "us", "mean length of a measured step; missing if no step is complete"),
         *((f"{role}_pct", "float", "%", f"share of the mean step: {title}") for role, title in _TITLES.items()),
-        (f"{UNRECORDED}_pct", "float", "%", f"share of the steps' time, no part of those shares: {_UNKNOWN}"),
+        (
+            f"{UNRECORDED}_pct",
+            "float",
+            "%",
+            f"share of the steps' time that a source did not record, not part of the shares above; {_UNKNOWN}",
+        ),
         ("gpus", "int", "", "number of GPUs that ran kernels"),
         ("gpu_name", "text", "", "names of these GPUs"),
         ("utilization_pct", "float", "%", "mean over the GPUs: share of the steps' time in which a kernel ran"),
@@ -257,10 +264,10 @@ def overview(context: Context, *, step_ends: StepEnds = "host") -> Answer:
     """The headline figures of a trace in one row: the average step, and how well its GPUs were used.
 
     The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
-    and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count, nor first steps
-    that do not show the pace: warm-up, and those in which the host ran ahead of the GPU. If no step is complete, the
-    shares are those of the parts that were recorded, and in a trace without steps those of the whole trace. Without any
-    GPU activity in the trace, the figures of GPUs are missing, not zero.
+    and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count. Neither do
+    first steps that do not show the program's pace: warm-up steps, and steps in which the host ran ahead of the GPU. If
+    no step is complete, the shares refer to the recorded parts; in a trace without steps, to the whole trace. Without
+    any GPU activity in the trace, the GPU figures are missing, not zero.
     """
     found = _chosen_breakdown(context, step_ends)
     answer = overview_columns(found, context.get(gpu_figures), context.get(tensor_use), _NO_EVENTS)
@@ -321,10 +328,10 @@ def share_spans(course: TimeCourse) -> ShareSpans:
     ),
 )
 def gpu_utilization(context: Context) -> Answer:
-    """How busy each GPU was over the recording, in 10 to 100 buckets of equal length, a power of ten of µs.
+    """How busy each GPU was over the recording, in at most 100 buckets of 1, 10, 100, … µs each.
 
     The recording spans the profiler's own range if the file has it, otherwise the time from the first to the last
-    event. The last bucket takes the remainder. Time that the GPU's source did not record does not count.
+    event. The last bucket also covers the remainder. Time that the GPU's source did not record does not count.
     """
     low, high = recording_span(context)
     missing = unrecorded(context.trace, GPU_TABLES)
@@ -346,7 +353,7 @@ def utilization_columns(found: Mapping[int, ShareSpans]) -> Answer:
     "sm_efficiency",
     columns(
         ("device", "int", "", "GPU index in the process"),
-        ("start_ns", "int", "ns", "start of the stretch, Unix time"),
+        ("start_ns", "int", "ns", "start of the span, Unix time"),
         ("duration_us", "float", "us", "length"),
         ("sm_efficiency_pct", "float", "%", "estimated share of the multiprocessors that held a block"),
     ),
@@ -354,7 +361,7 @@ def utilization_columns(found: Mapping[int, ShareSpans]) -> Answer:
 def sm_efficiency(context: Context) -> Answer:
     """The estimated SM efficiency of each GPU over time: one row per span in which the same kernels run.
 
-    The estimate is min(sum of the running kernels' blocks per multiprocessor, 1). There are no rows for times without
+    The estimate is min(sum of the running kernels' blocks per multiprocessor, 1). There are no rows for time without
     kernels.
     """
     blocks = context.get(launch_figures).blocks_per_sm
@@ -371,7 +378,7 @@ def efficiency_columns(found: Mapping[int, ShareSpans]) -> Answer:
     """The columns of the view sm_efficiency."""
     values = _stretch_columns(found, "sm_efficiency_pct")
     known = len(values["device"]) > 0
-    return Answer(values, [] if known else ["no kernel has a launch shape and a GPU with known properties"])
+    return Answer(values, [] if known else ["no kernel has both a launch shape and a GPU with known properties"])
 
 
 def _stretch_columns(found: Mapping[int, ShareSpans], name: str) -> dict[str, AnyArray]:
@@ -387,27 +394,27 @@ def _stretch_columns(found: Mapping[int, ShareSpans], name: str) -> dict[str, An
         ("world_size", "int", "", "number of ranks of the job"),
         ("host", "text", "", "name of the machine"),
         ("process", "text", "", "name of the process"),
-        ("pid", "int", "", "number of the process, as it sees it itself"),
+        ("pid", "int", "", "process id, as the process itself sees it"),
         ("command", "text", "", "command line of the process"),
-        ("job", "text", "", "id of the job, from its launcher, such as Slurm"),
+        ("job", "text", "", "id of the job from its launcher, for example Slurm"),
         ("labels", "texts", "", "labels of the capture, as key=value"),
         ("gpus", "texts", "", "names of the GPUs that the process could see"),
         ("framework", "text", "", "framework and its version"),
         ("python", "text", "", "version of Python"),
         ("cuda", "text", "", "version of the CUDA runtime"),
-        ("driver_cuda", "text", "", "latest version of CUDA that the driver knows"),
+        ("driver_cuda", "text", "", "latest version of CUDA that the driver supports"),
         ("cupti", "text", "", "version of CUPTI, as CUPTI numbers it"),
         ("kinetod", "text", "", "version of kinetod that wrote the trace"),
         ("capture", "text", "", "id of the capture"),
-        ("start_ns", "int", "ns", "beginning of the window"),
-        ("length_us", "float", "us", "length of the window"),
+        ("start_ns", "int", "ns", "beginning of the recording window, Unix time"),
+        ("length_us", "float", "us", "length of the recording window"),
     ),
 )
 def recordings(context: Context) -> Answer:
     """What was recorded, where and with which versions: one row for each trace.
 
     All values come from the trace; values that it does not have are missing. Only kinetod's own traces have the command
-    line and the job. The window is the requested one, or else spans the activities of the trace.
+    line and the job. The window is the requested time span or, if unknown, that of the activities in the trace.
     """
     trace, target = context.trace, context.trace.target
     length = trace.window_end_ns - trace.window_start_ns

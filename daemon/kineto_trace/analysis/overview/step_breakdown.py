@@ -43,7 +43,7 @@ _BITS = 5  # below each time: the role and the side
 _ON_GPU = 4  # number of ROLES that the GPU's activities decide
 _NEGLIGIBLE = 0.01  # of a step
 INCOMPLETE = 0.8  # of the device events of the previous step
-NO_STEPS = "there are no annotations ProfilerStep#N in the trace"
+NO_STEPS = "the trace has no ProfilerStep#N annotations"
 _SHOWN = 5
 
 
@@ -342,12 +342,12 @@ def incomplete_note(names: Sequence[str], whole: int, longest_us: float) -> str:
     """Returns a note on the steps that the recording cut off. names: of these; whole: the number of others."""
     listed = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
     if not whole:
+        plural = "s" if len(names) > 1 else ""
         return (
-            f"no step is complete: the recording began or ended in step {listed}; the longest part recorded is "
-            f"{format_duration(1000 * longest_us)}, and a step takes at least as long; shares are those of the parts "
-            "recorded"
+            f"no step is complete: the recording began or ended during step{plural} {listed}; a step takes at least "
+            f"{format_duration(1000 * longest_us)}, the longest part recorded; shares refer to the recorded parts"
         )
-    return f"incomplete and left out of means, because the recording began or ended in them: step {listed}"
+    return f"incomplete steps, left out of means because the recording began or ended during them: {listed}"
 
 
 @view(
@@ -355,16 +355,16 @@ def incomplete_note(names: Sequence[str], whole: int, longest_us: float) -> str:
     columns(
         ("step", "int", "", "step number in the name of the annotation"),
         ("start_ns", "int", "ns", "Unix time when it began on the host"),
-        ("complete", "bool", "", "whether all of it was recorded; if not, duration_us is the part that was"),
+        ("complete", "bool", "", "whether all of it was recorded; if not, duration_us is the recorded part"),
         ("duration_us", "float", "us", "duration on the host"),
         ("gpu_activities", "int", "", "number of kernels, copies and fills that any thread launched while it ran"),
         ("gpu_us", "float", "us", "sum of their durations"),
     ),
 )
 def profiler_steps(context: Context) -> Answer:
-    """The host annotations "ProfilerStep#N" in the order of their starts.
+    """The "ProfilerStep#N" annotations on the host, ordered by start.
 
-    Without any GPU activity in the trace, the figures of GPUs are missing, not zero.
+    Without any GPU activity in the trace, the GPU figures are missing, not zero.
     """
     found = context.get(steps)
     answer = Answer(step_values(context), _notes(found))

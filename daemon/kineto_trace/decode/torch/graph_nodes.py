@@ -71,7 +71,7 @@ def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVER
     except _Damaged:
         undecoded = 1
     warnings = [
-        f"operators of {count} captured CUDA graphs are not known: {reason}"
+        f"operators of {count} captured CUDA graphs are unknown: {reason}"
         for reason, count in _left_out(source.metadata)
     ]
     return Decoded(tables=reader.tables(), records=reader.graphs, undecoded=undecoded, warnings=tuple(warnings))

@@ -386,7 +386,7 @@ def _warnings(damage: Damage, reader: "_Reader") -> Iterator[str]:
         yield f"{damage.documents} of the traces that torch's profiler wrote could not be read at all"
     if reader.others:
         kinds = ", ".join(f"{count} {kind:.40}" for kind, count in reader.others.most_common(_MAX_OTHERS))
-        yield f"rows of torch's profiler that are not operators, annotations or Python calls are left out: {kinds}"
+        yield f"left out rows of torch's profiler that are not operators, annotations or Python calls: {kinds}"
 
 
 def _times(rows: list[Row]) -> dict[str, AnyArray]:

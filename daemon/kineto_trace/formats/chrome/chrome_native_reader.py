@@ -17,11 +17,11 @@ LOST_EVENT, LOST_ARGS, LOST_HEAD, LOST_END, LOST_ITEM, LOST_TAIL = range(1, 7)  
 REASONS = (
     "",
     "the text ends",
-    "there is no memory",
+    "there is not enough memory",
     "a member's name is missing",
     "a colon is missing",
-    "there is no JSON value where one must be",
-    "a comma or the end of a list or object is missing",
+    "a JSON value is missing",
+    "a comma or a closing bracket is missing",
     "it is nested too deeply",
     "it is not an object",
     "it has no end",
@@ -121,7 +121,7 @@ def _layout() -> _Layout:
     columns: dict[str, list[tuple[str, str]]] = {}
     for native, (kind, entries) in zip(kinds, KINDS.items(), strict=True):
         if len(entries) > MAX_ARGS:
-            raise ValueError(f"{kind}: {len(entries)} arguments, at most {MAX_ARGS} have a bit")
+            raise ValueError(f"{kind}: {len(entries)} arguments, but at most {MAX_ARGS} fit")
         native.first_arg, native.arg_count = len(args), len(entries)
         places: dict[str, int] = {}
         columns[kind] = []
@@ -193,7 +193,7 @@ class Parser:
         self._layout = _layout()
         self._handle = self._library.kc_chrome_new(ctypes.byref(self._layout.plan))
         if not self._handle:
-            raise MemoryError("no memory to read a trace")
+            raise MemoryError("not enough memory to read a trace")
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -205,7 +205,7 @@ class Parser:
         fed = Fed()
         self._library.kc_chrome_feed(self._handle, address, size, final, give_up, ctypes.byref(fed))
         if fed.status == NO_MEMORY:
-            raise MemoryError("no memory to read a trace")
+            raise MemoryError("not enough memory to read a trace")
         return fed
 
     def counts(self) -> Counts:

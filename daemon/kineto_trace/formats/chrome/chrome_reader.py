@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from isal import igzip_lib
 
-from kineto_trace.base.quantities import require_memory
+from kineto_trace.base.quantities import require_memory, times
 from kineto_trace.errors import DamagedError, FileError
 from kineto_trace.formats.chrome import chrome_native_reader as native
 from kineto_trace.formats.chrome.chrome_native_reader import Fed, Parser
@@ -57,10 +57,10 @@ MERGED = "kinetodMerge"  # member of files that merge/ wrote: the ranks in the f
 Read = Callable[[memoryview], int]  # fills part of the view and returns the count; 0: end
 _DAMAGE = {
     native.LOST_EVENT: "{events} at {where} could not be read: {reason}",
-    native.LOST_ARGS: "{events} at {where} lost the arguments, which could not be read: {reason}",
+    native.LOST_ARGS: "the arguments of {events} at {where} could not be read: {reason}",
     native.LOST_HEAD: "the part before the events could not be read from {where} on: {reason}",
     native.LOST_END: f"{TRUNCATED} the middle of an event: {{read}}",
-    native.LOST_ITEM: "items in the list of events that are not events are left out: {count}, at {where}",
+    native.LOST_ITEM: "skipped {entries} of the event list, at {where}: not events",
     native.LOST_TAIL: "the part after the events could not be read from {where} on: {reason}",
 }
 MAX_METADATA_ROWS = 1 << 16
@@ -224,7 +224,7 @@ class _Document:
         self.head[str(name.value)] = repair_json(value).text
         self._head_bytes += len(key) + len(value) + MEMBER_BYTES
         if self._head_bytes > MAX_HEAD_BYTES:
-            raise FileError(f"{self._name} is not a trace: too much of it is not events ({len(self.head)} members)")
+            raise FileError(f"{self._name} is not a trace: too much data outside events ({len(self.head)} members)")
 
     def _beginning(self) -> str:
         shown = bytes(self._buffer[self._begin : self._begin + 16])
@@ -253,7 +253,7 @@ class _Document:
             self.notes.append("the file is truncated after its events")
         if counts.mended:
             verb = "is" if counts.mended == 1 else "are"
-            self.notes.append(f"{_events(counts.mended)} {verb} no valid JSON (quotes, escapes, words): mended")
+            self.notes.append(f"{_events(counts.mended)} {verb} not valid JSON (quotes, escapes, words): repaired")
 
     def _damages(self, events: int) -> Iterator[str]:
         for (lost, why), places in self._damage.items():
@@ -261,7 +261,11 @@ class _Document:
             where = ("bytes " if count > 1 else "byte ") + ", ".join(map(str, places))
             where += " and more" if count > SHOWN_PLACES else ""
             yield _DAMAGE[lost].format(
-                read=_read(events), events=_events(count), count=count, where=where, reason=reason
+                read=_read(events),
+                events=_events(count),
+                entries=times(count, "entry", "entries"),
+                where=where,
+                reason=reason,
             )
             if lost in (native.LOST_EVENT, native.LOST_END, native.LOST_ITEM):
                 self.undecoded += count
@@ -283,12 +287,12 @@ def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
     document = _Document(name)
     document.read(_Input(file, document))
     if whole and document.truncated:
-        raise DamagedError(f"{name} is not whole: {'; '.join(document.notes)}")
+        raise DamagedError(f"{name} is incomplete: {'; '.join(document.notes)}")
     head, notes = document.head, document.notes
     require_memory(document.parser.counts().events * ROW_BYTES, name)
     base = base_ns(head, notes)
     if MERGED in head:
-        notes.append("it holds the traces of several ranks; analyses of one rank need that rank's own trace")
+        notes.append("the file contains the traces of several ranks; to analyse one rank, use that rank's own trace")
     loaded = build(document.parser, base)
     ours = _object(head, "kinetod")
     stated = None if MERGED in head else _stated_window(ours)  # a merged file has the window of one rank there

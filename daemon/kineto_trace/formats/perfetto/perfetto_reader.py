@@ -25,6 +25,7 @@ from isal import igzip_lib
 
 from kineto_trace.arrays import codec
 from kineto_trace.base.array_types import UInts32
+from kineto_trace.base.quantities import times
 from kineto_trace.decode import xspace
 from kineto_trace.errors import FileError, SpoolError
 from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome, recorded_losses
@@ -266,7 +267,7 @@ class _Packets:
         self._library = _library()
         self._handle = self._library.kc_packet_reader_new()
         if not self._handle:
-            raise MemoryError("no memory to read a trace")
+            raise MemoryError("not enough memory to read a trace")
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -281,7 +282,7 @@ class _Packets:
             some = piece
             yield piece
         if self._library.kc_packet_reader_finish(self._handle):
-            raise MemoryError("no memory to read a trace")
+            raise MemoryError("not enough memory to read a trace")
         last = self._take()
         self._library.kc_packet_reader_count(self._handle, ctypes.byref(self.counts))
         self._account()
@@ -307,7 +308,7 @@ class _Packets:
         try:
             yield from unpacked(block)
         except ValueError as exc:
-            self.notes.append(f"rows without a form of their own are damaged and not read ({exc})")
+            self.notes.append(f"rows that were kept verbatim in the file are damaged and were not read ({exc})")
 
     def _head(self) -> Mapping[str, Any]:
         head = self.about.get("head") if self.about else {}
@@ -327,7 +328,7 @@ class _Packets:
                     self._handle, data.ctypes.data + at, len(data) - at, ctypes.byref(fed)
                 )
                 if fed.status == _NO_MEMORY:
-                    raise MemoryError("no memory to read a trace")
+                    raise MemoryError("not enough memory to read a trace")
                 if fed.status == _PACKET:
                     self._look(data[at + fed.begin : at + fed.end].tobytes())
                 at += fed.consumed
@@ -355,23 +356,22 @@ class _Packets:
     def _account(self) -> None:
         counts = self.counts
         if not counts.events and self.about is None:
-            what = f"{counts.packets} packets, none of which is a track event"
             raise FileError(
-                f"{self._name} is not a trace that can be read: {what} (TrackEvent); scheduling, samples and other "
-                "sources of Perfetto are not read"
+                f"cannot read {self._name}: it has {times(counts.packets, 'packet')}, but no track event (TrackEvent); "
+                "scheduling, samples and other data sources of Perfetto are not supported"
             )
         for count, what in (
-            (counts.undecoded, "packets could not be read"),
-            (counts.unbegun, "ends of slices have no begin in the file and are left out"),
-            (counts.open, "slices have no end in the file and end with the last event"),
-            (counts.legacy, "events use legacy phases, which are not read, and are left out"),
-            (counts.lost_state, "names or times refer to data that is not in the file and are shown as ?"),
+            (counts.undecoded, "packets that could not be read"),
+            (counts.unbegun, "left out slice ends without a begin in the file"),
+            (counts.open, "slices without an end in the file, shown up to the last event"),
+            (counts.legacy, "left out events of legacy phases, which are not supported"),
+            (counts.lost_state, "names or times that refer to data missing from the file, shown as ?"),
         ):
             if count:
-                self.notes.append(f"{count} {what}")
+                self.notes.append(f"{what}: {count}")
         if self.about is None:
             self.notes.append(
-                "the Perfetto trace is from another program: its times are those of the clock of its track events"
+                "the Perfetto trace was written by another program: its times are in the clock of its track events"
             )
 
     # ---- callbacks for the caller of the native reader
@@ -460,7 +460,7 @@ class _Packets:
         text = ",".join(f'"{name}":{value}' for name, value in members.items() if value).encode("utf-8", "replace")
         name = key.encode("utf-8", "replace") or counter.encode("utf-8", "replace")
         if self._library.kc_packet_reader_track(self._handle, uuid, text, len(text), name, len(name), hidden):
-            raise MemoryError("no memory to read a trace")
+            raise MemoryError("not enough memory to read a trace")
 
 
 # The order of events that nest with equal times, which the native reader of packets writes when they end.

@@ -113,7 +113,7 @@ class _File:
         events = (layout.part, layout.row, layout.start, layout.end)
         writer = PacketWriter(kinds, events, self._flows(arrows), layout.deepest)
         if len(layout.tracks) > SEQUENCE_LIMIT - self.first_sequence:
-            raise ValueError(f"{len(layout.tracks)} tracks are more than fit into one file")
+            raise ValueError(f"{len(layout.tracks)} tracks do not fit into one file")
         bounds = zip(layout.tracks.tolist(), layout.first[:-1].tolist(), layout.first[1:].tolist(), strict=True)
         for place, (track, first, last) in enumerate(bounds):
             sequence = self.first_sequence + place
@@ -304,7 +304,7 @@ def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE
     if layout.shortened:
         notes.append(f"{layout.shortened} events overlap too many others on their track; their ends were moved")
     if layout.earlier_ns:
-        notes.append(f"times before 0 cannot be expressed: all times are {layout.earlier_ns} ns later")
+        notes.append(f"negative times cannot be stored: all times are shifted by {layout.earlier_ns} ns")
     return AppendResult(sequence + len(layout.tracks), tuple(notes))
 
 
@@ -322,7 +322,7 @@ def _arrow_notes(trace: Trace, arrows: Arrows) -> list[str]:
         every = len(arrows.source) + arrows.loose
         return [f"{arrows.loose} of {every} arrows have no slice at one of their ends: viewers do not show them"]
     if trace.head is not None and not len(trace.table("flow")) and len(arrows.source):
-        return [f"the file has no arrows: {len(arrows.source)} are drawn by correlation and sequence numbers"]
+        return [f"the file has no arrows: {len(arrows.source)} were added by correlation and sequence numbers"]
     return []
 
 
@@ -363,7 +363,7 @@ def _offsets(parts: list[PacketPart]) -> dict[str, int]:
 def _lay_out(parts: list[PacketPart], tracks: Tracks) -> _Layout:
     sizes = [len(part) for part in parts]
     if len(parts) > 255:
-        raise ValueError(f"{len(parts)} parts of a trace, at most 255 fit")
+        raise ValueError(f"a trace has {len(parts)} parts, but at most 255 fit")
     empty = np.empty(0, np.int64)
     which = np.repeat(np.arange(len(parts), dtype=np.uint8), sizes)
     row = np.concatenate([np.arange(size, dtype=np.uint32) for size in sizes] or [empty.astype(np.uint32)])

@@ -97,13 +97,13 @@ class Certificates:
                     raise ValueError(f"clients would refuse {self._files.certificate}: {problem}")
             except (OSError, ValueError) as exc:
                 if stamp != self._rejected:
-                    log.warning("the new TLS files are rejected, the previous ones stay in use: %s", exc)
+                    log.warning("the new TLS files were rejected; the previous ones stay in use: %s", exc)
                 self._rejected = stamp
                 return False  # and are looked at again: they may be half-way
             self._stamp = stamp
             changed, self._pem = pem != self._pem, pem
             if changed:
-                log.info("new TLS certificates are in use, from %s", self._files.certificate)
+                log.info("new TLS certificates are in use, read from %s", self._files.certificate)
             return changed
 
     def _stamps(self) -> tuple[tuple[int, int, int], ...]:
@@ -129,7 +129,7 @@ def _read(files: TlsFiles) -> _Pem:
         _load(context, pem)
     except (ssl.SSLError, ValueError) as exc:
         raise ValueError(
-            f"{files.certificate} and {files.key} are not a certificate and its key ({_words(exc)})"
+            f"{files.certificate} and {files.key} are not a certificate and its matching key ({_words(exc)})"
         ) from exc
     return pem
 
@@ -176,7 +176,7 @@ def _in_memory(data: bytes, stack: contextlib.ExitStack) -> str:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is protected by a passphrase; store it without one, readable by the daemon only")
+    raise ValueError("the key is protected by a passphrase; store it without one, readable only by the daemon")
 
 
 def _words(exc: Exception) -> str:

@@ -170,11 +170,11 @@ class PeerLimits:
             return True
         rate = self._rate if peer.uid is not None else self._address_rate
         if rate.late_s(peer.key):
-            self._refused(peer, "CONNECTION_RATE", "it opens too many per second")
+            self._refused(peer, "CONNECTION_RATE", "too many new connections per second")
             return False
         held, used = self._open[peer.key], self._open.total()
         if full(held, used, own=MAX_CONNECTIONS, in_all=MAX_CONNECTIONS, admin=False) is not None:
-            self._refused(peer, "CONNECTIONS", f"{used} are open")
+            self._refused(peer, "CONNECTIONS", f"{used} connections are open already")
             return False
         return True
 
@@ -190,7 +190,7 @@ class PeerLimits:
             self._tunnels.make_room(key, self._max_per_peer())
             held = self._tunnels.count(key)  # without those that are being closed
         if full(held, used, own=self._max_per_peer(), in_all=MAX_CONNECTIONS, admin=admin) is not None:
-            why = f"it has {held} of {self._max_per_peer()} (access.max_connections), and {used} are open in all"
+            why = f"{held} of {self._max_per_peer()} connections are open (access.max_connections), {used} in total"
             self._refused(connection.peer, "CONNECTIONS", why)
             return False
         self._speaking[key] += 1
@@ -241,7 +241,7 @@ class PeerLimits:
         """Holds a connection that would start too many calls, until some fit its rate again."""
         rate = self._calls_per_second
         room = self._burst_calls - self._begun.add(_group(connection), 0, rate)
-        self._slowed(connection, "CALLS", "starts too many calls per second")
+        self._slowed(connection, "CALLS", "is starting too many calls per second")
         self.hold(connection, max(0.0, max(NEXT_CALLS, rate * NEXT_CALLS_S) - room) / rate)
 
     def received(self, connection: Held, size: int, calls: int) -> None:
@@ -252,7 +252,7 @@ class PeerLimits:
         self._begun.add(group, calls, self._calls_per_second)
         sent = self._sent.add(group, size, BYTES_PER_SECOND)
         if sent > BURST_BYTES:
-            self._slowed(connection, "BYTES", "sends too much")
+            self._slowed(connection, "BYTES", "is sending too much")
             self.hold(connection, (sent - BURST_BYTES) / BYTES_PER_SECOND)
 
     def hold(self, connection: Held, seconds: float) -> None:
@@ -292,10 +292,10 @@ class PeerLimits:
         self._tally.note((listener, why), {"text": f"a connection to {listener} was refused: {why}"})
 
     def _refused(self, peer: Peer, limit: str, why: str) -> None:
-        self._limited(peer.key, limit, f"a connection of {peer.key} was refused: {why}")
+        self._limited(peer.key, limit, f"a connection from {peer.key} was refused: {why}")
 
     def _slowed(self, connection: Held, limit: str, why: str) -> None:
-        self._limited(_group(connection), limit, f"{connection.peer.key} {why} and is read more slowly")
+        self._limited(_group(connection), limit, f"{connection.peer.key} {why}; reading from it more slowly")
 
     def _limited(self, who: str, limit: str, text: str) -> None:
         metrics.limited(limit)

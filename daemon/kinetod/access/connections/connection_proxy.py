@@ -143,7 +143,7 @@ class ConnectionProxy:
             try:
                 sock = bound_unix(path, self._socket_mode)
             except StartError as exc:
-                problems.append(f"clients cannot connect: {path} is gone; {exc}")
+                problems.append(f"clients cannot connect: {path} is gone and cannot be recreated: {exc}")
                 continue
             log.warning("the socket %s was missing and has been recreated", path)
             listening.close()
@@ -233,7 +233,7 @@ class ConnectionProxy:
 
     def _admit(self, sock: socket.socket, listener: Listener, peer: Peer) -> None:
         if peer.uid is not None and not self._lets_in(peer):
-            self.peer_limits.unknown(str(listener.address), f"{peer.key} may not connect")
+            self.peer_limits.unknown(str(listener.address), f"{peer.key} is not allowed to connect")
             sock.close()
             return
         self.peer_limits.opened(peer)

@@ -199,7 +199,7 @@ class ProxiedConnection:
             await loop.sock_connect(sock, self._upstream)
             await loop.create_unix_connection(lambda: self._far, sock=sock)
         except OSError as exc:
-            log.error("a client cannot be connected to gRPC: %s", exc)
+            log.error("cannot connect a client to gRPC: %s", exc)
             sock.close()
             self.end()
             return

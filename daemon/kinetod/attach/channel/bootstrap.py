@@ -160,16 +160,17 @@ def lacking(pid: int, words: str) -> AttachError | None:
     if denied := _DENIED_WORDS.search(words):
         return AttachError(
             AttachCode.UNSUITABLE,
-            f"process {pid} was not allowed to read {denied[2]}, which the agent needs, and runs as uid {denied[1]} "
-            "now (if that user may read it: it changes its user all the time, so try again). Make Python's standard "
-            "library readable for that user (chmod -R o+rX), or call kineto_agent.start() before it becomes that user",
+            f"process {pid}, running as uid {denied[1]}, was not allowed to read {denied[2]}, which the agent needs. "
+            "Make Python's standard library readable for that user (chmod -R o+rX), or call kineto_agent.start() "
+            "before the process switches to that user. If that user can already read the file, the process keeps "
+            "switching users: try again",
         )
     if LACKING not in words and _UNOPENED.search(words) is None:
         return None
     return AttachError(
         AttachCode.UNSUPPORTED,
-        f"Python in process {pid} does not find its standard library, which the agent needs ({words}): was its "
-        "environment removed or moved while it ran, may the user that it runs as not read it, is the program frozen "
-        "(cx_Freeze), or was the interpreter built without libffi (no _ctypes)? Restart it from a complete "
-        "environment, or call kineto_agent.start() in it",
+        f"Python in process {pid} cannot find its standard library, which the agent needs ({words}). Its environment "
+        "may have been removed or moved, the user it runs as may not be allowed to read it, the program may be frozen "
+        "(cx_Freeze), or the interpreter may have been built without libffi (no _ctypes). Restart the process from a "
+        "complete environment, or call kineto_agent.start() in it",
     )

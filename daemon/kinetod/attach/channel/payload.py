@@ -118,14 +118,14 @@ def cannot_run(pid: int, words: str) -> AttachError:
     reason = f"the agent cannot run in process {pid}: {words}"
     if words.startswith(_OWN_WORDS):
         return AttachError(AttachCode.FAILED, reason)
-    ask = "Does one of its audit hooks forbid it, or has it changed modules of the interpreter that the agent needs?"
+    ask = "Does one of its audit hooks forbid this, or has it modified standard modules that the agent needs?"
     return AttachError(AttachCode.UNSUITABLE, f"{reason}. {ask}")
 
 
 def _ended(pid: int) -> AttachError:
     if not Path(f"/proc/{pid}").exists():
         return AttachError(AttachCode.GONE, f"process {pid} ended while the agent was being loaded")
-    reason = f"process {pid} closed the agent's channel while the agent was being loaded (or is ending); try again"
+    reason = f"process {pid} closed the agent's channel while the agent was being loaded (or is exiting); try again"
     return AttachError(AttachCode.UNSUITABLE, reason)
 
 
@@ -148,8 +148,8 @@ def _delay(pid: int) -> str:
             break
         time.sleep(_LOOK_S)
     if found is None:
-        return "the agent's thread is still at work: the machine is busy, or the process's CPU quota is used up"
-    return f"the agent's thread waits for {found}" if found else "it gives other threads no share of the GIL"
+        return "the agent's thread is still starting: the host is overloaded, or the process's CPU quota is used up"
+    return f"the agent's thread is waiting for {found}" if found else "its own threads do not release the GIL"
 
 
 def check_machine(pid: int, proc: Path = Path("/proc")) -> None:

@@ -54,7 +54,7 @@ def await_channel(
         _pid, uid, gid = _peer(channel)
         if (uid, gid) != (approved.uid, approved.gid):
             let_go(channel)
-            raise replaced(pid, f"its channel was made by uid {uid}, gid {gid}")
+            raise replaced(pid, f"its channel was created by uid {uid}, gid {gid}")
     return channel
 
 
@@ -125,7 +125,7 @@ def take_descriptor(process: int, pid: int, number: int) -> int:
     descriptor: int = LIBC.syscall(_PIDFD_GETFD, process, number, 0)
     if descriptor < 0:
         exc = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        raise _translated(exc, pid, f"its descriptor {number} cannot be taken with pidfd_getfd")
+        raise _translated(exc, pid, f"its descriptor {number} cannot be copied with pidfd_getfd")
     return descriptor
 
 
@@ -140,7 +140,7 @@ def _checked(descriptor: int, pid: int) -> socket.socket:
         owner = _peer(channel)[0]
     if channel.type != socket.SOCK_SEQPACKET or owner != pid:
         channel.close()
-        reason = f"process {pid} offers a channel that is not its own (made by process {owner})"
+        reason = f"process {pid} offers a channel that is not its own (created by process {owner})"
         raise AttachError(AttachCode.FAILED, reason)
     return channel
 

@@ -69,7 +69,7 @@ def _parsed(packet: bytes) -> tuple[int, int, int, bytes, str]:
         raise RemoteEnded(f"its collector sent a packet of {len(packet)} bytes")
     magic, command, sequence, code, result_bytes, text_bytes = _ANSWER.unpack_from(packet)
     if magic != _ANSWER_MAGIC or _ANSWER.size + result_bytes + text_bytes != len(packet):
-        raise RemoteEnded("its collector sent a packet that is not an answer")
+        raise RemoteEnded("its collector sent a packet that is not a valid reply")
     body = packet[_ANSWER.size :]
     return command, sequence, code, body[:result_bytes], body[result_bytes:].decode("utf-8", "replace")
 
@@ -80,14 +80,15 @@ def read_greeting(packet: bytes) -> None:
     if command != _ABI or sequence != 0 or len(result) != _UINT.size:
         raise RemoteEnded("its collector sent no greeting")
     if code != 0:
-        raise RemoteEnded(text or f"its collector refused with {code}")
+        raise RemoteEnded(text or f"its collector refused with error {code}")
     _check_abi(result)
 
 
 def _check_abi(result: bytes) -> None:
     (abi,) = _UINT.unpack(result)
     if abi != Collector.ABI:
-        raise RemoteEnded(f"its collector has interface {abi}, this daemon needs {Collector.ABI}: restart the process")
+        versions = f"interface version {abi}, but this daemon needs version {Collector.ABI}"
+        raise RemoteEnded(f"its collector has {versions}: restart the process")
 
 
 class RemoteCollector(Collector):
@@ -143,7 +144,7 @@ class RemoteCollector(Collector):
             answer = self._checked(packet, descriptors(ancillary), flags, command)
             if answer is not None:
                 if size is not None and len(answer.result) not in (0, size):
-                    raise RemoteEnded(f"its collector sent {len(answer.result)} bytes of result instead of {size}")
+                    raise RemoteEnded(f"its collector sent a result of {len(answer.result)} bytes instead of {size}")
                 return answer
 
     def _checked(self, packet: bytes, fds: list[int], flags: int, command: int) -> _Answer | None:
@@ -152,13 +153,13 @@ class RemoteCollector(Collector):
             if not packet:
                 raise RemoteEnded(_ENDED)
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise RemoteEnded("its collector sent more than it was asked for")
+                raise RemoteEnded("its collector sent more than was asked for")
             theirs, sequence, code, result, text = _parsed(packet)
             if sequence == 0:
                 read_greeting(packet)
                 return None
             if (theirs, sequence) != (command, self._sequence):
-                raise RemoteEnded("its collector answered another request")
+                raise RemoteEnded("its collector replied to a different request")
             if len(fds) > 1 or (fds and (command != _PREPARE or code != 0)):
                 raise RemoteEnded("its collector sent descriptors that were not asked for")
             return _Answer(code, result, text, fds.pop() if fds else -1)
@@ -170,7 +171,7 @@ class RemoteCollector(Collector):
         poller = select.poll()
         poller.register(self._channel, event)
         if not poller.poll(max(deadline - time.monotonic(), 0) * 1000):
-            raise RemoteEnded("its collector does not answer")
+            raise RemoteEnded("its collector is not responding")
 
     def _asked(self, command: int, argument: bytes = b"", size: int = 0) -> _Answer:
         """Like _ask, for calls that must succeed. Raises SourceError."""
@@ -181,7 +182,7 @@ class RemoteCollector(Collector):
         if answer.code < 0:
             raise SourceError(self.REASONS.get(answer.code, "SOURCE_FAILED"), answer.text or f"error {answer.code}")
         if len(answer.result) != size:
-            raise SourceError("SOURCE_FAILED", "the collector gave no result")
+            raise SourceError("SOURCE_FAILED", "the collector returned no result")
         return answer
 
     def _quietly(self, command: int, argument: bytes = b"", size: int = 0, limit_s: float = _LIMIT_S) -> _Answer:
@@ -214,7 +215,7 @@ class RemoteCollector(Collector):
         """Creates the arena; returns a descriptor of ours for it, valid until close()."""
         answer = self._asked(_PREPARE, bytes(config))
         if answer.fd < 0:
-            raise SourceError("ARENA_FAILED", "the collector gave no arena")
+            raise SourceError("ARENA_FAILED", "the collector returned no arena")
         self._close_arena()
         self._arena_fd = answer.fd
         return self._arena_fd

@@ -281,5 +281,7 @@ def this_machine() -> Machine:
     if name not in machines:
         raise AttachError(AttachCode.UNSUPPORTED, f"live attach supports x86-64 and aarch64, not {name}")
     if name == "x86_64" and " xsave " not in Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0] + " ":
-        raise AttachError(AttachCode.UNSUPPORTED, "this processor (or its kernel) has no XSAVE")
+        raise AttachError(
+            AttachCode.UNSUPPORTED, "live attach needs XSAVE, which this processor or kernel does not support"
+        )
     return machines[name]()

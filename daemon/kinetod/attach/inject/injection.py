@@ -127,7 +127,7 @@ class _HandOver:
             if outcome is not None:
                 return outcome
             self._image.refresh()  # the address has been taken since
-        raise AttachError(AttachCode.FAILED, f"process {self._image.pid}: no address is free for one page")
+        raise AttachError(AttachCode.FAILED, f"process {self._image.pid}: no free address for a page")
 
     def _place(self) -> tuple[Placed, ...]:
         """Places of the codes, the trampoline first. It is written during the stop."""

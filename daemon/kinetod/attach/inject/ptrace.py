@@ -228,7 +228,7 @@ class StoppedThread:
         if status >> 16 != _EVENT_STOP:  # a signal was on its way: it is delivered when we release the thread
             self._signal = number
             self._let_go()
-            raise LostError(f"thread {self.tid} took signal {number}")
+            raise LostError(f"thread {self.tid} received signal {number}")
         if number in _STOPPING:
             self._let_go()
             raise job_stopped(self.pid)
@@ -301,4 +301,4 @@ def translate(pid: int, error: OSError) -> AttachError:
     """Translates a failed request or access into an error about the whole process."""
     if error.errno == errno.ESRCH:
         return gone(pid)
-    return AttachError(AttachCode.FAILED, f"process {pid} could not be entered: {error}; try again")
+    return AttachError(AttachCode.FAILED, f"could not attach to process {pid}: {error}; try again")

@@ -159,8 +159,8 @@ def why_none(image: TargetImage) -> str:
     name = machine.waiting_calls.get(call.number, f"system call {call.number}")
     limited = " with a time limit" if name.startswith("epoll") else ""
     return (
-        f"its main thread waits in {name}{limited}, which a stop would end early (EINTR), and no other thread can be "
-        "entered before that one wakes"
+        f"its main thread is waiting in {name}{limited}, which stopping it would end early (EINTR), and code cannot be "
+        "injected through any other thread before the main thread wakes up"
     )
 
 

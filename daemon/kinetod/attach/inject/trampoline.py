@@ -168,7 +168,7 @@ def find_place(image: TargetImage, code: bytes, taken: Sequence[Placed] = ()) ->
             return Placed(free, code, missing=True)
     raise AttachError(
         AttachCode.UNSUPPORTED,
-        f"process {image.pid} has no library with {len(code)} unused bytes after its code; it is linked statically",
+        f"process {image.pid} has no library with {len(code)} unused bytes after its code; it is statically linked",
     )
 
 

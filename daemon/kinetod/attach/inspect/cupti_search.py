@@ -124,7 +124,7 @@ class _File:
                 data = os.pread(self._descriptor, size, address - start + offset)
                 if len(data) == size:
                     return data
-        raise OSError(f"nothing lies at {address:#x}")
+        raise OSError(f"nothing is mapped at {address:#x}")
 
     def u32(self, address: int) -> int:
         """Reads an unsigned 32-bit number."""

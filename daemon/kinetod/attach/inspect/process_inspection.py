@@ -44,8 +44,8 @@ _SECTION_NAME_BYTES = 1 << 16
 _LIBPYTHON = re.compile(r"libpython3\.\d+[a-z]*\.so")
 _OTHER_PYTHONS = (("PyPy", re.compile(r"libpypy[\d.]*-c\.so|pypy[\d.]*")), ("GraalPy", re.compile(r"libpythonvm\.so")))
 # Of a process whose threads outlive its first one (pthread_exit).
-MAIN_THREAD_ENDED = "its main thread has ended while others run, and /proc shows neither its memory nor its files then"
-MAIN_THREAD_ADVICE = "let the main thread wait for the others (join) in place of ending"
+MAIN_THREAD_ENDED = "its main thread ended before its other threads, so /proc shows neither its memory nor its files"
+MAIN_THREAD_ADVICE = "make the main thread wait for the others (join) instead of ending"
 
 
 class Access(Enum):

@@ -10,7 +10,7 @@ from kinetod.attach.inspect.target_image import read_maps
 from kinetod.processes.cgroups import frozen_by
 from kinetod.processes.identity import PROC
 
-D_STATE = "it is blocked in the kernel (state D) and cannot be interrupted: by a device or a network file system"
+D_STATE = "it is blocked in the kernel (state D) by a device or a network file system and cannot be interrupted"
 D_STATE_ADVICE = "try again; if it stays in that state, check the device"
 _AGENT = "kineto-agent"  # name of its thread
 # System call numbers: read, stat, openat and newfstatat; and futex.
@@ -55,8 +55,8 @@ def delay(pid: int, proc: Path = PROC) -> str | None:
                 return None
             number, argument = (int(word, 0) for word in words[:2])
             if number in _FILE_CALLS:
-                return "a file of Python's standard library: its file system does not answer"
+                return "a file of Python's standard library, whose file system is not responding"
             files = [each.path for each in read_maps(pid, proc) if each.start <= argument < each.end]
             if number == _FUTEX and files and PurePosixPath(files[0]).name.startswith("ld"):
-                return "the dynamic loader: another of its threads has been loading a library (dlopen) since before"
+                return "the dynamic loader: another thread of the process was already loading a library (dlopen)"
     return ""

@@ -240,7 +240,7 @@ class PythonImage:
         """The address of an exported symbol. Raises AttachError if there is none."""
         found = self.symbol(name)
         if found is None:
-            raise AttachError(AttachCode.UNSUPPORTED, f"{self.path} exports no {name}")
+            raise AttachError(AttachCode.UNSUPPORTED, f"{self.path} does not export {name}")
         return found[0]
 
 
@@ -389,8 +389,8 @@ class TargetImage:
         if named or _INTERPRETER_NAME.fullmatch(name):
             raise AttachError(
                 AttachCode.UNSUPPORTED,
-                f"process {self.pid} runs {name}, which is not a CPython with exported symbols (stripped, or PyPy);"
-                " start it with the agent, see 'kinetoctl run --help'",
+                f"process {self.pid} runs {name}, which is not a CPython interpreter with exported symbols (it is "
+                "stripped, or is PyPy); start it with the agent, see 'kinetoctl run --help'",
             )
         return None
 
@@ -405,7 +405,7 @@ class TargetImage:
         for name in PYTHON_SYMBOLS:
             if not self._lookup(path, name):
                 raise AttachError(
-                    AttachCode.UNSUPPORTED, f"the interpreter {path} of process {self.pid} exports no {name}"
+                    AttachCode.UNSUPPORTED, f"the interpreter {path} of process {self.pid} does not export {name}"
                 )
         return PythonImage(path, version, image)
 

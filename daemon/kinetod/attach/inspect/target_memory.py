@@ -28,7 +28,7 @@ def not_permitted(pid: int) -> AttachError:
     with contextlib.suppress(OSError):
         scope = YAMA.read_text().strip()
     if scope != "0":
-        why = f"kernel.yama.ptrace_scope is {scope}: only its parent or a process with CAP_SYS_PTRACE may"
+        why = f"kernel.yama.ptrace_scope is {scope}: only its parent or a process with CAP_SYS_PTRACE may read it"
     else:
         why = "it belongs to another user or has other capabilities"
     return AttachError(

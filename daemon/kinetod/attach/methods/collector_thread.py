@@ -70,7 +70,7 @@ def bring_in(target: TargetImage, token: int, deadline: Deadline) -> tuple[Stop,
         raise AttachError(
             AttachCode.TIMEOUT,
             f"the new thread in process {target.pid} did not open its channel in time (is the process stopped?); "
-            "the thread ends by itself, try again",
+            "the thread will end by itself; try again",
         )
     try:
         deliver(channel, target.pid, None if found else library().fd, deadline)
@@ -134,7 +134,7 @@ def deliver(channel: socket.socket, pid: int, library_fd: int | None, deadline: 
         raise _ended(pid)
     if answer.startswith(_REFUSED):
         words = "".join(char for char in answer[1:].decode("utf-8", "replace") if char.isprintable())
-        raise AttachError(AttachCode.FAILED, f"process {pid} cannot load the collector: {words or 'it gave no reason'}")
+        raise AttachError(AttachCode.FAILED, f"process {pid} cannot load the collector: {words or 'no reason given'}")
     try:
         read_greeting(answer)
     except RemoteEnded as exc:
@@ -146,6 +146,6 @@ def _ended(pid: int) -> AttachError:
         return AttachError(AttachCode.GONE, f"process {pid} ended while the collector was being loaded")
     return AttachError(
         AttachCode.FAILED,
-        f"the collector in process {pid} does not answer: another kinetod uses it, or the process was forked from one "
-        "that was traced, where CUPTI does not work",
+        f"the collector in process {pid} is not responding: another kinetod is using it, or the process was forked "
+        "from a traced process (CUPTI does not work after a fork)",
     )

@@ -47,7 +47,7 @@ class PendingCall(PythonEntry):
             target.refresh()
         raise AttachError(
             AttachCode.FAILED,
-            f"the queue of pending calls of process {target.pid} is full: its main thread does not run them",
+            f"the queue of pending calls of process {target.pid} is full: its main thread is not running them",
         )
 
 

@@ -178,7 +178,7 @@ class Handed:
         if stage == NO_THREAD:
             return no_thread(pid, error)
         if stage == NO_STATE:
-            reason = f"the interpreter of process {pid} has no memory left for a thread: raise its limits ('ulimit -v')"
+            reason = f"the interpreter of process {pid} has no memory left for a thread: raise its limit ('ulimit -v')"
             return AttachError(AttachCode.LIMIT, reason)
         if stage == RAISED:
             words = said.partition(b"\0")[0].decode("utf-8", "replace")

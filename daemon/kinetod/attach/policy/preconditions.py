@@ -222,7 +222,7 @@ def examine(pid: int, patience_s: float = LOOK_S) -> Subject:
             time.sleep(_D_STATE_PAUSE_S)
             process = process_inspection.read_process(pid)
     except ProcessLookupError as exc:
-        raise AttachError(AttachCode.GONE, f"there is no process {pid} on this host (any more)") from exc
+        raise AttachError(AttachCode.GONE, f"there is no process {pid} on this host (it may have ended)") from exc
     return Subject(process=process, own=process_inspection.read_own(), moves=process.switches != first.switches)
 
 
@@ -244,18 +244,18 @@ def process(subject: Subject) -> Finding:
     unsuitable = AttachCode.UNSUITABLE
     if found.process_pid != found.pid:
         detail = f"{found.pid} is the id of a thread of process {found.process_pid}"
-        return _problem("process", unsuitable, detail, f"name process {found.process_pid}")
+        return _problem("process", unsuitable, detail, f"use process {found.process_pid} instead")
     if found.kernel_thread:
-        return _problem("process", unsuitable, "it is a kernel thread", "name the process of a program")
+        return _problem("process", unsuitable, "it is a kernel thread", "choose a user process")
     if found.pid == HOST_INIT and own.host_pid_namespace:
-        return _problem("process", unsuitable, "it is the host's init", "name the process of a program")
+        return _problem("process", unsuitable, "it is the host's init", "choose another process")
     if found.pid in own.pids:
         detail = "it is the daemon itself or one of its processes"
-        return _problem("process", unsuitable, detail, "name another process")
+        return _problem("process", unsuitable, detail, "choose another process")
     if found.state in "ZX" or found.exiting:
         if found.state == "Z" and found.thread_count > 1:
             return _problem("process", unsuitable, MAIN_THREAD_ENDED, MAIN_THREAD_ADVICE)
-        detail = "it has ended and waits for its parent to reap it (zombie)" if found.state == "Z" else "it is ending"
+        detail = "it has ended, but its parent has not reaped it (zombie)" if found.state == "Z" else "it is exiting"
         return _problem("process", unsuitable, detail, "`kinetoctl ps --all` lists the others")
     if found.frozen_by:
         return _problem("process", unsuitable, *standstill.frozen(found.frozen_by))
@@ -272,15 +272,15 @@ def tracer(subject: Subject) -> Finding:
     if not found.tracer_pid:
         return Finding("tracer", Status.OK, "none")
     name = f"{found.tracer_name or 'process'} (pid {found.tracer_pid})"
-    return _problem("tracer", AttachCode.TRACED, f"{name} traces it", "end that tool or let it detach")
+    return _problem("tracer", AttachCode.TRACED, f"it is being traced by {name}", "end that tool or let it detach")
 
 
 def executable(subject: Subject) -> Finding:
     """Whether the program is of a kind that can be entered."""
     found = subject.process.executable
     if found is None or not found.bits:
-        return Finding("executable", Status.UNKNOWN, "the daemon may not read its file")
-    detail = f"{found.path}{' (deleted)' if found.deleted else ''}, {found.bits} bits, {found.machine}"
+        return Finding("executable", Status.UNKNOWN, "the daemon is not allowed to read its file")
+    detail = f"{found.path}{' (deleted)' if found.deleted else ''}, {found.bits}-bit, {found.machine}"
     unsupported = AttachCode.UNSUPPORTED
     if found.bits != 64:
         return _problem("executable", unsupported, f"{found.path} is a 32-bit program", "run a 64-bit build")
@@ -289,7 +289,7 @@ def executable(subject: Subject) -> Finding:
     name = PurePosixPath(found.path).name.lower()
     translator = _translator(subject)
     if translator:
-        what = f"it runs under {translator}, whose translated code cannot be entered"
+        what = f"it runs under {translator}, and code cannot be injected into translated programs"
         return _problem("executable", unsupported, what, f"run it without {translator}, or {START_WITH_AGENT}")
     for prefix, title in _OTHER_PYTHONS.items():
         if name.startswith(prefix):
@@ -316,8 +316,8 @@ def _translator(subject: Subject) -> str:
 def proc_files(subject: Subject) -> Finding:
     """The agent finds its library, threads and mappings there."""
     if not subject.process.sees_proc:
-        detail = "its root directory (chroot) has no /proc, through which an agent loads its library"
-        advice = "mount a proc file system on its /proc"
+        detail = "its root directory (chroot) has no /proc, which the agent needs to load its library"
+        advice = "mount a proc file system at /proc there"
         return _problem("/proc", AttachCode.UNSUITABLE, detail, advice)
     return Finding("/proc", Status.OK, "mounted in its root directory")
 
@@ -328,7 +328,8 @@ def permission(subject: Subject) -> Finding:
     if answer is Access.ALLOWED:
         return Finding("permission", Status.OK, "the kernel lets the daemon trace it")
     if answer is Access.UNKNOWN:
-        return Finding("permission", Status.UNKNOWN, "the kernel gave no answer")
+        detail = "could not be checked: the process has no memory, or this kernel lacks the system call"
+        return Finding("permission", Status.UNKNOWN, detail)
     reasons = [rule(subject) for rule in (owner, ptrace_scope)]
     for reason in reasons:
         if reason.status is Status.PROBLEM:
@@ -336,7 +337,7 @@ def permission(subject: Subject) -> Finding:
     detail = "the kernel does not let the daemon trace it"
     if "CAP_SYS_PTRACE" in subject.own.capabilities:
         advice = (
-            "is a security module (SELinux deny_ptrace, AppArmor) or a user namespace in the way? See the kernel's log"
+            "is a security module (SELinux deny_ptrace, AppArmor) or a user namespace blocking it? See the kernel's log"
         )
     else:
         advice = _run_with("CAP_SYS_PTRACE")
@@ -355,7 +356,7 @@ def owner(subject: Subject) -> Finding:
             return _problem("owner", AttachCode.NOT_PERMITTED, detail, advice)
         return Finding("owner", Status.OK, detail)
     if found.dumpable is False and refused:
-        detail = f"it runs as uid {theirs} like the daemon, but is not dumpable (it changed its ids, or asked for that)"
+        detail = f"it runs as uid {theirs} like the daemon, but is not dumpable (it changed its ids or made itself so)"
         return _problem("owner", AttachCode.NOT_PERMITTED, detail, _run_with("CAP_SYS_PTRACE"))
     return Finding("owner", Status.OK, f"it runs as uid {theirs}, like the daemon")
 
@@ -368,30 +369,30 @@ def ptrace_scope(subject: Subject) -> Finding:
     if scope is None:
         return Finding(name, Status.OK, "no Yama in this kernel")
     if scope >= 3:
-        advice = "set kernel.yama.ptrace_scope to a lower value, which takes a reboot"
-        return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: no process may be traced", advice)
+        advice = "set kernel.yama.ptrace_scope to a lower value, which requires a reboot"
+        return _problem(name, AttachCode.NOT_PERMITTED, f"ptrace_scope is {scope}: no process can be traced", advice)
     if scope == 0 or privileged or allowed:
         return Finding(name, Status.OK, f"{scope}{', the daemon is exempt' if scope and privileged else ''}")
     who = "one of its ancestors" if scope == 1 else "an administrator"
     advice = f"{_run_with('CAP_SYS_PTRACE')}{', or set kernel.yama.ptrace_scope to 0' if scope == 1 else ''}"
-    return _problem(name, AttachCode.NOT_PERMITTED, f"{scope}: only {who} may trace it", advice)
+    return _problem(name, AttachCode.NOT_PERMITTED, f"ptrace_scope is {scope}: only {who} can trace it", advice)
 
 
 def capabilities(subject: Subject) -> Finding:
     """The capabilities that the daemon lacks, and what each costs."""
     name, own = "capabilities", subject.own.capabilities
     if subject.process.access is Access.ALLOWED and not subject.process.files_visible:
-        detail = "the daemon may trace the process but not read its open files, one of which it needs"
+        detail = "the daemon is allowed to trace the process but not to read its open files, which an attach needs"
         return _problem(name, AttachCode.NOT_PERMITTED, detail, _run_with("CAP_DAC_READ_SEARCH"))
     costs = {
-        "CAP_SYS_PTRACE": "other users' and protected processes",
+        "CAP_SYS_PTRACE": "other users' or protected processes",
         "CAP_SYS_ADMIN": "processes with a seccomp filter",
     }
-    lacking = [f"without {each}: no {cost}" for each, cost in costs.items() if each not in own]
+    lacking = [f"without {each}: cannot attach to {cost}" for each, cost in costs.items() if each not in own]
     if not own & {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}:
-        lacking.append("without CAP_DAC_READ_SEARCH: no other users' processes")
+        lacking.append("without CAP_DAC_READ_SEARCH: cannot attach to other users' processes")
     if not lacking:
-        return Finding(name, Status.OK, "the daemon has all that it needs")
+        return Finding(name, Status.OK, "the daemon has all it needs")
     return Finding(name, Status.OK, "; ".join(lacking))
 
 
@@ -404,9 +405,9 @@ def budget(name: str) -> Rule:
         if short is not None:
             return _problem(name, AttachCode.LIMIT, short.text(), short.room.advice)
         if not found and name == "threads":  # counted only near a limit
-            return Finding(name, Status.OK, "no limit on threads is near")
+            return Finding(name, Status.OK, "not close to any limit on threads")
         if not found:
-            return Finding(name, Status.UNKNOWN, "the daemon may not read its limits")
+            return Finding(name, Status.UNKNOWN, "the daemon is not allowed to read its limits")
         detail = "; ".join(str(each.room) for each in found)
         if any(each.budget.buffers and each.room.left < _NO_SHRINKING_BYTES for each in found):
             return Finding(name, Status.NOTE, detail, "a capture may have to shrink its buffers to fit")
@@ -426,12 +427,13 @@ def interpreter(subject: Subject) -> Finding:
     if subject.image_problem is not None:
         return _problem(name, subject.image_problem.code, subject.image_problem.reason)
     if image is None:
-        return Finding(name, Status.UNKNOWN, "the daemon may not read its memory")
+        return Finding(name, Status.UNKNOWN, "the daemon is not allowed to read its memory")
     if image.python is None:
         if uses_cuda(image):
             return Finding(name, Status.NOTE, "no Python interpreter: GPU activities only, no Python stacks")
         detail = "it has neither a Python interpreter (CPython 3.9 or later) nor CUDA"
-        return _problem(name, unsupported, detail, "name the process that does the work: `kinetoctl ps --all`")
+        advice = "choose the process that does the work; `kinetoctl ps --all` lists them"
+        return _problem(name, unsupported, detail, advice)
     version = ".".join(map(str, image.python.version if image.python.version[2] else image.python.version[:2]))
     kind = "static" if image.python.path == image.exe else "shared"
     detail = f"CPython {version} in {image.python.path} ({kind}), all symbols found"
@@ -439,7 +441,7 @@ def interpreter(subject: Subject) -> Finding:
         advice = f"run it with the standard build of Python {version}, or {START_WITH_AGENT}"
         return _problem(name, unsupported, f"{image.python.path} is a free-threaded build of Python", advice)
     if image.python.version[:2] > NEWEST_TRIED:
-        return Finding(name, Status.NOTE, detail, "newer than any that this kinetod was tested with")
+        return Finding(name, Status.NOTE, detail, "newer than any version that this kinetod was tested with")
     return Finding(name, Status.OK, detail)
 
 
@@ -447,14 +449,14 @@ def faulthandler(subject: Subject) -> Finding:
     """Whether tracebacks of all threads are dumped often: one in some thousands of such dumps ends the process."""
     name, image = "faulthandler", subject.image
     if image is None:
-        return Finding(name, Status.UNKNOWN, "the daemon may not read its memory")
+        return Finding(name, Status.UNKNOWN, "the daemon is not allowed to read its memory")
     found = find(image)
     if found is None:
         return Finding(name, Status.OK, "no watchdog (dump_traceback_later)")
-    detail = f"dump_traceback_later() watches it with a period of {found.period_s:g} s"
+    detail = f"dump_traceback_later() is active with a period of {found.period_s:g} s"
     if found.period_s < SHORTEST_S:
-        detail += ", and a dump that meets the agent's thread may end the process (SIGSEGV)"
-        advice = f"let it dump every {SHORTEST_S:g} s at most, or cancel_dump_traceback_later()"
+        detail += ", and a dump while the agent is starting may crash the process (SIGSEGV)"
+        advice = f"raise that period to at least {SHORTEST_S:g} s, or call cancel_dump_traceback_later()"
         return _problem(name, AttachCode.UNSUITABLE, detail, advice)
     return Finding(name, Status.NOTE, f"{detail}; an attach waits until no dump is due within half a second")
 
@@ -495,29 +497,31 @@ def seccomp(subject: Subject) -> Finding:
     if found.mode == 0:
         return Finding(name, Status.OK, "no filter")
     if found.mode == process_inspection.SECCOMP_STRICT:
-        return _problem(name, refuse, "it is in strict seccomp mode and may only read, write and exit")
+        return _problem(name, refuse, "it is in strict seccomp mode and can only read, write and exit")
     count = f"{found.filters} filter{'s' if found.filters != 1 else ''}" if found.filters else "filters"
     if _same_filters_as_ours(subject):
         return Finding(name, Status.OK, f"{count}, the same as the daemon's own")
     if subject.filters is None:
         if "CAP_SYS_ADMIN" in own.capabilities and own.seccomp.mode == 0:
-            detail = f"{count}; an attach reads them first (a stop of about 0.1 ms) and is refused if they forbid it"
+            detail = f"{count}; an attach first reads them (stops it for about 0.1 ms) and is refused if they forbid it"
             return Finding(name, Status.NOTE, detail)
-        detail = f"{count} that the daemon may not read; one that kills would end the process, so it is left alone"
+        detail = (
+            f"{count} that the daemon is not allowed to read; an attach is refused, since one could kill the process"
+        )
         advice = "run kinetod with CAP_SYS_ADMIN and without a seccomp filter of its own (a privileged container)"
         return _problem(name, refuse, detail, f"{advice}, or {START_WITH_AGENT}")
     if any(each.looks_at_the_caller for each in subject.filters):
-        detail = f"{count}, one of which checks where in the program a call is made"
+        detail = f"{count}, one of which checks where in the program a call comes from"
         return _problem(name, refuse, detail, START_WITH_AGENT)
     try:
         calls = forbidden(subject.filters, own.machine)
     except SeccompError as exc:
         return _problem(name, refuse, f"{count}, one of which cannot be evaluated: {exc}", START_WITH_AGENT)
     if not calls:
-        return Finding(name, Status.OK, f"{count}, which allow everything that an agent does")
+        return Finding(name, Status.OK, f"{count}, which allow everything the agent does")
     deadly = any(call.action.kind in DEADLY for call in calls)
     named = ", ".join(map(str, calls[:_MAX_CALLS_NAMED])) + (" and more" if len(calls) > _MAX_CALLS_NAMED else "")
-    detail = f"{count}, which forbid calls of an agent{' and kill the process for them' if deadly else ''}: {named}"
+    detail = f"{count}, which forbid calls the agent makes{' and kill the process for them' if deadly else ''}: {named}"
     return _problem(name, refuse, detail, "allow these system calls in its sandbox or container profile")
 
 

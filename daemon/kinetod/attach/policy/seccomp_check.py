@@ -239,7 +239,7 @@ class Filter:
     def __init__(self, program: bytes) -> None:
         """program: an array of struct sock_filter. Raises SeccompError."""
         if not program or len(program) % INSTRUCTION.size or len(program) > MAX_INSTRUCTIONS * INSTRUCTION.size:
-            raise SeccompError(f"a filter of {len(program)} bytes")
+            raise SeccompError(f"its size of {len(program)} bytes is invalid")
         self._program = list(INSTRUCTION.iter_unpack(program))
 
     def __len__(self) -> int:
@@ -429,9 +429,9 @@ def _programs(thread: StoppedThread) -> list[bytes]:
                 raise LostError(f"thread {thread.tid} ended") from exc
             raise AttachError(
                 AttachCode.SECCOMP,
-                f"process {thread.pid} has a seccomp filter that the kernel does not show ({exc.strerror}); one that "
-                "kills would end the process, so it is left alone. Run kinetod with CAP_SYS_ADMIN and without a "
-                "seccomp filter of its own (a privileged container), or start the process with the agent",
+                f"the kernel does not let kinetod read a seccomp filter of process {thread.pid} ({exc.strerror}); the "
+                "attach was refused, since the filter could kill the process. Run kinetod with CAP_SYS_ADMIN and "
+                "without a seccomp filter of its own (a privileged container), or start the process with the agent",
             ) from exc
     raise AttachError(AttachCode.SECCOMP, f"process {thread.pid} has more than {_MAX_FILTERS} seccomp filters")
 

@@ -75,15 +75,15 @@ EARLY_S = 5.0  # before a planned start
 COVER_S = 2.0  # rows come some 0.1 s after their time
 END_S = 4.0  # after the last window is over
 LOOK_S = 5.0
-_LATE = "hardware counters: the sampling began late; samples of the beginning may be missing"
+_LATE = "hardware counters: sampling began late; samples from the beginning may be missing"
 _NONE = "hardware counters: none were sampled; "
-_NO_POWER = "power and clocks: none were read; the readings had not begun when the recording ended"
-_UNANSWERED = "kinetod-counters did not answer before the recording ended"
+_NO_POWER = "power and clocks: nothing was read; reading had not begun when the recording ended"
+_UNANSWERED = "kinetod-counters did not respond before the recording ended"
 _MAX_NOTES = 16
 _INTERVALS = 3  # of samples that may be missing at the ends of a window without a warning
 _MOMENT_NS = 1_000_000
 _USUAL_METRICS = 8
-_WHY = "the daemon ended before the sampling did (killed, crashed or stopped); samples since then are missing"
+_WHY = "the daemon ended before the sampling did (killed, crashed or stopped); later samples are missing"
 
 
 def recover_counters(capture: pb.Capture, directory_of: Callable[[pb.Target], Path]) -> None:
@@ -415,9 +415,9 @@ class CaptureCounters:
             async with asyncio.timeout(HOLDERS_DEADLINE_S):
                 used = await self._watch.look([each.pid for each in self._targets])
         except TimeoutError:
-            log.warning("the driver did not say in time who is on the GPUs of capture %s", self._capture.id)
+            log.warning("the driver did not report in time who uses the GPUs of capture %s", self._capture.id)
         except Exception:
-            log.exception("whose processes are on the GPUs of capture %s could not be read", self._capture.id)
+            log.exception("cannot determine who uses the GPUs of capture %s", self._capture.id)
         self._end_refused()
         return used
 
@@ -469,9 +469,9 @@ class CaptureCounters:
     ) -> list[str]:
         recording = self._recording
         if recording is None:
-            return [] if target.notes else [f"{_NONE}the sampling had not begun when the recording ended"]
+            return [] if target.notes else [f"{_NONE}sampling had not begun when the recording ended"]
         if not left and any(uuid in recording.gpus for uuid in target.contexts):
-            return ["hardware counters: the disk did not take all samples"]
+            return ["hardware counters: not all samples could be written to disk"]
         late = [_LATE] if left and self._late and not start_ns else []
         return [*late, *self._missing(left, start_ns, end_ns, "hardware counters")]
 
@@ -546,15 +546,15 @@ async def _nothing() -> list[Any]:
 
 def _no_gpu(pid: int, *, told: bool) -> str:
     if told:
-        return f"by the driver's word, process {pid} has no context on a GPU"
-    return f"the driver did not answer or shows no GPU, so that which GPU process {pid} uses cannot be seen"
+        return f"according to the driver, process {pid} has no context on any GPU"
+    return f"the driver did not respond or reports no GPU, so it is unknown which GPU process {pid} uses"
 
 
 def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int) -> str:
     """Describes the part of the window without samples at its ends; empty: none."""
     tolerance_ns = max(_INTERVALS * result.interval_ns, _MOMENT_NS)
     if not result.start_ns:
-        return "there is no sample"
+        return "there are no samples"
     late_ns, early_ns = result.start_ns - start_ns if start_ns else 0, end_ns - result.end_ns
     texts = [
         f"samples of the first {format_duration(late_ns)} are missing" if late_ns > tolerance_ns else "",

@@ -39,7 +39,7 @@ from kinetod.selection.process_registry import Registry
 MAX_SAMPLES = 1_000_000  # per GPU in a trace: about 320 MB of rows with eight metrics
 PLAN_S = 5.0
 _MAX_NAME_CHARS = 128
-SINCE = "samples since the last look at who is on it are left out"
+SINCE = "samples since its processes were last checked are left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +157,15 @@ class AccessWatch:
         """Rejects the GPUs whose users were unknown when sampling began."""
         for gpu in gpus:
             if gpu.uuid in self._permitted_ns and self.matters:
-                self._refused.setdefault(gpu.uuid, f"the driver did not tell who is on GPU {gpu.index}; {SINCE}")
+                self._refused.setdefault(gpu.uuid, f"the driver did not report who uses GPU {gpu.index}; {SINCE}")
 
 
 def why_strange(caller: Caller, index: int | None) -> str:
     """Why the caller may not read the counters of a GPU."""
     number = "" if index is None else f" {index}"
     return (
-        f"{caller} may not sample GPU{number}: its counters cover all its processes, so each must be visible and one "
-        "that the caller may trace; the role admin may sample any"
+        f"{caller} is not allowed to sample GPU{number}: its counters cover all processes on it, so the caller must be "
+        "allowed to see and trace each of them; the role admin may sample any GPU"
     )
 
 
@@ -207,8 +207,8 @@ def checked_counters(spec: pb.CaptureSpec) -> SamplingRequest | None:
         least_ns = -(-length_ns // MAX_SAMPLES)
         raise invalid(
             "spec.counters.interval_ns",
-            f"{format_duration(length_ns)} at {format_duration(interval_ns)} are more than the {MAX_SAMPLES:,} "
-            f"samples that a trace can have; use {format_duration(least_ns)} or longer",
+            f"{format_duration(length_ns)} at intervals of {format_duration(interval_ns)} exceed the {MAX_SAMPLES:,} "
+            f"samples that a trace can hold; use {format_duration(least_ns)} or longer",
         )
     return request
 

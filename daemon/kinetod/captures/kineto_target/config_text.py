@@ -87,13 +87,13 @@ def unsupported(spec: pb.CaptureSpec) -> str:
     unknown = [name for name in spec.activity_types if name not in ACTIVITY_TYPES]
     if unknown:
         return (
-            f"libkineto records no {', '.join(unknown)} on demand; leave these types out, or let kinetod's agent "
+            f"libkineto cannot record {', '.join(unknown)} on demand; leave these types out, or let kinetod's agent "
             "record (--recorder agent)"
         )
     if spec.options.stack_sample_hz:
         return "libkineto does not sample stacks; leave stack_sample_hz out, or use --recorder agent"
     if spec.options.wait_for_user_profiler:
-        return "libkineto does not wait for the program's own profiler; trace again after it"
+        return "libkineto does not wait for the program's own profiler; trace again once that has ended"
     return ""
 
 
@@ -130,7 +130,7 @@ def _types(spec: pb.CaptureSpec, recorded: Iterable[str]) -> list[str]:
 def _duration(start: wire.Start, now_ns: int, warnings: list[str]) -> dict[str, str]:
     warmup_s = -(-start.warmup_ns // _S)
     if start.warmup_ns % _S:
-        warnings.append(f"libkineto warms up for whole seconds: {warmup_s} s")
+        warnings.append(f"libkineto's warm-up is in whole seconds: rounded up to {warmup_s} s")
     begin_ms = 0
     if start.start_time_ns:
         lead_ns = start.start_time_ns - warmup_s * _S - now_ns
@@ -138,9 +138,9 @@ def _duration(start: wire.Start, now_ns: int, warnings: list[str]) -> dict[str, 
             begin_ms = start.start_time_ns // _MS
         else:
             warnings.append(
-                f"libkineto asks for requests every {format_duration(POLL_PERIOD_NS)}, so that it cannot keep a start "
-                f"time this close; it begins as soon as it has the request, up to {format_duration(LEAST_LEAD_NS)} "
-                "after this one was made"
+                f"libkineto polls for requests only every {format_duration(POLL_PERIOD_NS)}, so it cannot meet a start "
+                "time this soon; it begins as soon as it has received the request, up to "
+                f"{format_duration(LEAST_LEAD_NS)} after the request was made"
             )
     return {
         "PROFILE_START_TIME": str(begin_ms),
@@ -152,8 +152,8 @@ def _duration(start: wire.Start, now_ns: int, warnings: list[str]) -> dict[str, 
 def _iterations(start: wire.Start, warnings: list[str]) -> dict[str, str]:
     if start.or_duration_ns is not None:
         warnings.append(
-            f"libkineto does not say which of the two it recorded: {start.iterations} iterations or, in a program that "
-            f"does not step, {format_duration(start.or_duration_ns)}"
+            f"libkineto does not report which of the two it recorded: {start.iterations} iterations or, in a program "
+            f"that does not step, {format_duration(start.or_duration_ns)}"
         )
     entries = {
         "PROFILE_START_ITERATION": str(min(start.start_iteration or 0, _MOST)),

@@ -67,7 +67,7 @@ class KinetoRecorder:
         try:
             await folder.remove()
         except (OSError, TimeoutError) as exc:
-            log.warning("libkineto's file in %s could not be removed: %s", folder.path, exc or "it does not answer")
+            log.warning("libkineto's file in %s could not be removed: %s", folder.path, exc or "it is not responding")
 
     def remove_later(self, process: PollingProcess, folder: OpenTraceFolder, *, since_ns: int, within_s: float) -> None:
         """Removes a file once it is complete or will never be; takes ownership of the folder.

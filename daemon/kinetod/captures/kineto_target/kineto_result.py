@@ -54,7 +54,7 @@ class Fetch:
             )
             ending = DONE
         except FileRefused as exc:
-            reason = f"libkineto's file in {request.folder} is refused: {exc}; nothing of it is kept"
+            reason = f"libkineto's file in {request.folder} was rejected: {exc}; none of it was kept"
             ending = Ending(EndState.FAILED, VerdictReason.FILE_DAMAGED, reason)
         except FileTooLarge:
             limit = format_size(config.max_trace_bytes)
@@ -66,7 +66,8 @@ class Fetch:
         except DiskFull as exc:
             ending = failed(exc)
         except TimeoutError:
-            reason = f"reading libkineto's file in {request.folder} took too long; is the folder on a network?"
+            where = f"{request.folder} took too long; is the folder on a network file system?"
+            reason = f"reading libkineto's file in {where}"
             ending = Ending(EndState.FAILED, VerdictReason.NO_FILE, reason)
         except OSError as exc:
             ending = failed(disk_error(exc, self.directory))
@@ -139,7 +140,7 @@ async def store_kineto_file(
 def _empty_text(pid: int) -> str:
     return (
         f"libkineto of process {pid} recorded no activity: the process was still importing torch, or computed nothing "
-        "in the window. Trace again once it trains"
+        "in the window. Trace again once it is training"
     )
 
 
@@ -181,7 +182,7 @@ class _Awaited:
         """Waits for the file and fetches it. Returns DONE, or why there is none."""
         found = await asyncio.to_thread(_found, self.target)
         if found is None:
-            return _fetched_before(self.directory, f"{_RESTARTED}, and so has process {self.target.pid}")
+            return _fetched_before(self.directory, f"{_RESTARTED}, and process {self.target.pid} has ended, too")
         key, credentials = found
         if credentials.uid != self.target.process.uid:
             return _failed(f"{_RESTARTED}, and process {key.pid} now belongs to uid {credentials.uid}")
@@ -210,7 +211,7 @@ class _Awaited:
                     return _failed(f"{_RESTARTED}, and {self._nothing_came()}")
                 looked_after = polls.count(self.recorder.process(key)) >= _POLLS
                 if time.time_ns() > self.asked.until_ns:
-                    return _failed(f"{_RESTARTED}, and libkineto's file did not come in time")
+                    return _failed(f"{_RESTARTED}, and libkineto's file did not appear in time")
                 if not is_alive(key):
                     return _failed(f"{_RESTARTED}, and process {key.pid} ended before libkineto wrote its file")
                 await asyncio.sleep(self.recorder.folders.look_period_s)
@@ -224,8 +225,8 @@ class _Awaited:
 
     def _nothing_came(self) -> str:
         if not self.asked.sent_ns:
-            return "libkineto had not asked for the request yet"
-        return "libkineto is free again without having written a file"
+            return "libkineto had not fetched the request yet"
+        return "libkineto became idle again without writing a file"
 
 
 def _failed(reason: str) -> Ending:

@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 _ALIVE_PERIOD_S = 1.0
 _POLLS = 2
 _EMPTY = Sight(writing_bytes=0)
-_NO_EARLY_END = "cancelled, but libkineto cannot be stopped: it records to its end"
+_NO_EARLY_END = "cancelled, but libkineto cannot be stopped: it will record to the end"
 _EVENTS: dict[OfferEvent, type[OfferTaken] | type[OfferOver]] = {
     OfferEvent.TAKEN: OfferTaken,
     OfferEvent.OVER: OfferOver,
@@ -231,7 +231,7 @@ class KinetoRun:
         try:
             self._folder = await self._recorder.folders.open(key, self._approval, name, until_ns=until_ns)
         except TimeoutError:
-            text = f"the temporary folder of process {key.pid} does not answer"
+            text = f"the temporary folder of process {key.pid} is on a file system that is not responding"
             return Ending(EndState.FAILED, VerdictReason.LIBKINETO_UNAVAILABLE, text)
         except FolderUnreachable as exc:
             return Ending(EndState.FAILED, VerdictReason.LIBKINETO_UNAVAILABLE, str(exc))

@@ -56,7 +56,7 @@ from kinetod.kineto_files.interface import Sight
 WAIT_S = 12.0  # two polls and some time
 MOST_REPEATS = 2
 _S = 10**9
-_NO_STOP = "libkineto cannot be stopped: it records to its end, and its file is removed when it comes"
+_NO_STOP = "libkineto cannot be stopped: it will record to the end, and its file will be removed when it appears"
 
 
 class KinetoPhase(IntEnum):
@@ -266,13 +266,13 @@ class OnDemandTrace:
     def _cancelled_text(self) -> str:
         if self._opened:
             return (
-                f"libkineto of process {self._pid} began its file, and is free again without having finished it: the "
-                "disk of its folder may be full, or the program's own profiler started; its log may say more. Trace "
+                f"libkineto of process {self._pid} began its file, but became idle again without finishing it: the "
+                "disk of its folder may be full, or the program's own profiler started; see the program's log. Trace "
                 "again once there is room"
             )
         return (
-            f"libkineto of process {self._pid} took the request, and is free again without having written a file: the "
-            "program's own profiler started, or libkineto could not begin; its log may say more. Trace again"
+            f"libkineto of process {self._pid} accepted the request, but became idle again without writing a file: the "
+            "program's own profiler started, or libkineto could not begin; see the program's log. Trace again"
         )
 
     def _gone(self, event: ProcessGone, _now: Now) -> list[KinetoCommand]:
@@ -283,7 +283,7 @@ class OnDemandTrace:
             return [WithdrawOffer()]
         if self.times_sent:
             return []  # it may still write the file
-        text = f"process {self._pid} has stopped asking for requests; check whether it is stopped, then trace again"
+        text = f"process {self._pid} no longer polls for requests; check whether it is stopped, then trace again"
         self._fail(VerdictReason.NOT_POLLED, text)
         return [WithdrawOffer()]
 
@@ -311,20 +311,20 @@ class OnDemandTrace:
             found = iterations_not_reached(self._pid, self.request, self._config.max_duration_ns)
             self._end = self._end or Ending(EndState.FAILED, found.code, found.reason)
         else:
-            text = f"libkineto of process {self._pid} took the request, but its file did not come in time"
-            self._fail(VerdictReason.NO_FILE, f"{text}; check whether the process is stopped, and its own log")
+            text = f"libkineto of process {self._pid} accepted the request, but its file did not appear in time"
+            self._fail(VerdictReason.NO_FILE, f"{text}; check whether the process is stopped, and see its log")
         return [WithdrawOffer()]
 
     def _not_polled_text(self) -> str:
         return (
-            f"libkineto of process {self._pid}, which asks for requests every {format_duration(POLL_PERIOD_NS)}, has "
-            f"not asked within {WAIT_S:g} s; check whether the process is stopped, then trace again"
+            f"libkineto of process {self._pid}, which polls for requests every {format_duration(POLL_PERIOD_NS)}, has "
+            f"not polled within {WAIT_S:g} s; check whether the process is stopped, then trace again"
         )
 
     def _not_taken_text(self) -> str:
-        steps = " By iteration it records only in a program that steps an optimizer or calls prof.step()."
+        steps = " It can record by iteration only in a program that steps an optimizer or calls prof.step()."
         return (
-            f"libkineto of process {self._pid} was sent the request and did not begin; its log "
+            f"libkineto of process {self._pid} was sent the request, but did not begin; the program's log "
             f"may say why.{steps if self.request.iterations is not None else ''} Trace again"
             f"{', for a duration' if self.request.iterations is not None else ''}"
         )

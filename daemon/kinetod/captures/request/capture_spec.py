@@ -172,7 +172,7 @@ def _check_arming(spec: pb.CaptureSpec, config: Config) -> None:
     _check_range("spec.arm_ns", spec.arm_ns, config.max_duration_ns)
     if spec.arm_ns and spec.start_time_ns:
         raise invalid(
-            "spec.start_time_ns", "cannot be combined with arm_ns: StartCapture says when an armed capture starts"
+            "spec.start_time_ns", "cannot be combined with arm_ns: StartCapture sets when an armed capture starts"
         )
 
 

@@ -83,8 +83,8 @@ class PolledTargets:
         if self._setting == REFUSE:
             return None, NotPermitted(
                 Reason.TRACING_REFUSED,
-                f'{name} polls as it would poll Dynolog, and this daemon\'s dynolog.tracing = "refuse" forbids to '
-                "trace such processes; ask whoever configures the daemon",
+                f"{name} polls this daemon as it would poll Dynolog, and the daemon is configured not to trace such "
+                'processes (dynolog.tracing = "refuse"); ask whoever configures it',
                 pid=key.pid,
             )
         if self.only_kineto or (self._spec.recorder == pb.RECORDER_UNSPECIFIED and self._setting == KINETO):
@@ -106,7 +106,7 @@ class PolledTargets:
         capture_id = "" if self._recorder is None else self._recorder.capture_in(key)
         if not capture_id:
             return None
-        text = f"capture {capture_id} is running in {name}; wait for its end or cancel it"
+        text = f"capture {capture_id} is running in {name}; wait until it has ended, or cancel it"
         return Precondition(Reason.BUSY, text, pid=key.pid, capture_id=capture_id)
 
     def busy(self, key: ProcessKey, name: str) -> Precondition | None:
@@ -116,8 +116,8 @@ class PolledTargets:
         polling = self.process(key)
         if polling is not None and self._recorder is not None and self._recorder.is_tracing(polling):
             text = (
-                f"the profiler of {name} is armed or records already, for the program itself or for a capture that was "
-                "cancelled; trace again once it has ended"
+                f"the profiler of {name} is already armed or recording, for the program itself or for a capture that "
+                "was cancelled; trace again once it has ended"
             )
             return Precondition(Reason.BUSY, text, pid=key.pid)
         return None
@@ -126,7 +126,7 @@ class PolledTargets:
         """The error for a process that no longer polls."""
         if self.process(polling.key) is polling:
             return None
-        text = f"{name} has just ended, executed another program or stopped asking for requests; try again"
+        text = f"{name} has just ended, executed another program or stopped polling for requests; try again"
         return Precondition(Reason.NOT_POLLING, text, pid=polling.key.pid)
 
     async def problem(self, key: ProcessKey, approval: Approval) -> KinetodError | None:
@@ -143,13 +143,12 @@ class PolledTargets:
             how = "this daemon does not answer polls; set dynolog.ipc = true in its configuration"
         else:
             how = (
-                "its libkineto does not ask this daemon for requests; start it with KINETO_USE_DAEMON=1 in its "
+                "its libkineto is not polling this daemon for requests; start it with KINETO_USE_DAEMON=1 in its "
                 "environment and wait until it has imported torch"
             )
         return Precondition(
             Reason.NOT_POLLING,
-            f"{name} cannot be recorded by its own libkineto: {how}, or leave the recorder to kinetod (--recorder "
-            "agent)",
+            f"{name} cannot be recorded by its own libkineto: {how}, or let kinetod's agent record (--recorder agent)",
             pid=key.pid,
         )
 
@@ -220,7 +219,7 @@ async def resolve(registry: Registry, wanted: TargetRequest, holds: contextlib.E
     if len(found) > MAX_TARGETS:
         raise Exhausted(
             Reason.TOO_MANY_TARGETS,
-            f"{match} matches {len(found)} processes, but one capture takes at most {MAX_TARGETS}; select fewer",
+            f"{match} matches {len(found)} processes, but one capture can have at most {MAX_TARGETS}; select fewer",
         )
     found = await _with_agents(registry, wanted, found, holds)
     found = await _decided_again(registry, wanted, found, own_uid)
@@ -331,12 +330,12 @@ def _not_allowed(caller: Caller, candidate: Candidate) -> KinetodError | None:
     if process.uid == caller.uid and not candidate.facts.plain:
         text = (
             f"{name} runs as {caller}, but the kernel would not let that user trace it: it changes its credentials, "
-            f"has capabilities, or has made itself undumpable; only {needed(Action.TRACE)} may"
+            f"has capabilities, or has made itself undumpable; only {needed(Action.TRACE)} may trace it"
         )
     else:
         text = (
-            f"{name} belongs to {process.user}, and {caller} with the roles {listed(caller.roles)} may not trace it; "
-            f"only its own user and {needed(Action.TRACE)} may"
+            f"{name} belongs to {process.user}, and {caller} with the roles {listed(caller.roles)} is not allowed to "
+            f"trace it; only its own user and {needed(Action.TRACE)} are"
         )
     problem = NotPermitted(Reason.NOT_YOUR_PROCESS, text, pid=process.pid)
     problem.audited = {"target_uid": process.uid}
@@ -397,7 +396,7 @@ def _busy(process: pb.Process, agent: ConnectedAgent) -> Precondition | None:
         return None
     return Precondition(
         Reason.BUSY,
-        f"capture {agent.capture_id} is running in {_name(process)}; wait for its end or cancel it",
+        f"capture {agent.capture_id} is running in {_name(process)}; wait until it has ended, or cancel it",
         pid=process.pid,
         capture_id=agent.capture_id,
     )
@@ -478,7 +477,7 @@ async def _by_kineto(polled: PolledTargets, target: Resolved, error: AttachError
     if other is not None:
         problem.message = f"{problem.message}; nor can its own libkineto record: {other.message}"
         return replace(target, problem=problem)
-    warning = f"the process's own libkineto records, since no agent can be attached: {error.reason}"
+    warning = f"recorded by the process's own libkineto, since no agent can be attached: {error.reason}"
     return replace(target, polling=polling, warnings=(warning,))
 
 
@@ -541,7 +540,7 @@ def _no_match(wanted: TargetRequest) -> NotFound:
             f"other process, {HOW_TO_GET_AN_AGENT}"
         )
     else:
-        text = f"no process matches {wanted.match}; `kinetoctl ps --all` lists what there is, and --pid takes any"
+        text = f"no process matches {wanted.match}; `kinetoctl ps --all` lists the processes, and --pid accepts any pid"
     return NotFound(Reason.NO_MATCH, text)
 
 
@@ -566,5 +565,5 @@ def check_known(
         like = difflib.get_close_matches(name, [*offered, *sorted(ACTIVITY_TYPES)], 1)
         guess = f" (did you mean {like[0]}?)" if like else ""
         there = "; ".join([", ".join(offered) or "nothing", *plugins.refusals([name])])
-        text = f"no source knows the activity type {name!r:.80}{guess}; the selected processes offer {there}"
+        text = f"unknown activity type {name!r:.80}{guess}; the selected processes offer {there}"
         raise invalid(f"spec.activity_types[{index}]", text)

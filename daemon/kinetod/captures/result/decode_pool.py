@@ -76,9 +76,10 @@ class OutputWatch:
         self._most = self._most or most_output_bytes(self._folder)
         files, self.bytes = measured(self._folder)
         if files > MAX_FILES:
-            raise Overrun(VerdictReason.DECODE_FAILED, f"the decoder was killed: it made more than {MAX_FILES} files")
+            text = f"the decoder was killed: it created more than {MAX_FILES} files"
+            raise Overrun(VerdictReason.DECODE_FAILED, text)
         if self.bytes > self._most:
-            text = f"the decoder was killed: it wrote {format_size(self.bytes)}, more than these records can amount to"
+            text = f"the decoder was killed: it wrote {format_size(self.bytes)}, more than these records can produce"
             raise Overrun(VerdictReason.DECODE_FAILED, text)
         if self.bytes > _MUCH_BYTES and self._room() <= 0:
             text = (
@@ -184,7 +185,7 @@ class _Worker(WarmChild):
         except (OSError, ValueError, RecursionError) as exc:
             raise Crashed(str(exc)) from exc
         if not isinstance(answer, dict) or answer.get("id") != job["id"]:
-            raise Crashed("it answered something else")
+            raise Crashed("it sent an invalid answer")
         return answer
 
 
@@ -247,7 +248,7 @@ class WorkerPool:
             while len(self._idle) + self._busy < self._count:
                 self._idle.append(await _Worker.start(self._command))
         except OSError as exc:
-            log.error("decode workers do not start: %s", exc.strerror)
+            log.error("cannot start decode workers: %s", exc.strerror)
             return False
         await self._end_spare()
         return self._fatal_rounds < FATAL_ROUNDS
@@ -310,10 +311,10 @@ class WorkerPool:
                 else:
                     forget_tries(target_dir)
                     return conversion
-            why = f"the decoder crashed ({crash})" if crash else "decoding it ended its process or the daemon before"
+            why = f"the decoder crashed ({crash})" if crash else "an earlier try ended the decoder or the daemon"
             raise DecodeError(
                 VerdictReason.DECODE_FAILED,
-                f"{why}; after {MAX_TRIES} tries it is not tried again; {RAW_KEPT} {target_dir}/raw",
+                f"{why}; gave up after {MAX_TRIES} tries; {RAW_KEPT} {target_dir}/raw",
             )
 
     async def _may_try(self, target_dir: Path) -> bool:
@@ -323,7 +324,7 @@ class WorkerPool:
         except OSError as exc:
             raise DecodeError(
                 VerdictReason.DISK_FULL if is_full(exc) else VerdictReason.STORE_IO,
-                f"cannot note that decoding begins ({exc.strerror}); {RAW_KEPT} {target_dir}/raw",
+                f"cannot record the start of decoding ({exc.strerror}); {RAW_KEPT} {target_dir}/raw",
             ) from exc
 
     @contextlib.asynccontextmanager

@@ -159,10 +159,10 @@ def _file(capture: pb.Capture, target: pb.Target, format_: str) -> pb.TraceFile:
     for file in target.files:
         if not format_ or file.format == format_:
             return file
-    stored = ", ".join(file.format for file in target.files) or f"nothing: {target.reason}"
+    stored = ", ".join(file.format for file in target.files) or f"nothing ({target.reason})"
     raise NotFound(
         Reason.NO_SUCH_FILE,
-        f"capture {capture.id} has no {format_ or 'trace'} file for process {target.pid}; it has stored {stored}",
+        f"capture {capture.id} has no {format_ or 'trace'} file for process {target.pid}; stored: {stored}",
         pid=target.pid,
     )
 

@@ -125,7 +125,7 @@ def final(
     if ending.outcome is EndState.FAILED or (ending.outcome is EndState.PARTIAL and not recorded):
         nothing = "; nothing had been recorded by then"
         if made:
-            nothing = f"; nothing of the window had been recorded by then, so none of the {made:,} records is kept"
+            nothing = f"; none of the {made:,} records made by then is from the window, so none is kept"
         if ending.outcome is EndState.FAILED:
             nothing = ""
         return Final(pb.VERDICT_FAILED, ending.code, ending.reason.removesuffix(KEPT) + nothing)

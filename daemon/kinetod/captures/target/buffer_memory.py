@@ -112,8 +112,8 @@ class MemoryShare:
         if room is None:
             return None
         reason = (
-            f"process {self._pid} was running out of memory, so the capture was ended before the kernel would kill "
-            f"something: {room}; {room.advice}, or request a shorter capture"
+            f"process {self._pid} was running out of memory, so the capture was ended before the kernel could kill a "
+            f"process: {room}; {room.advice}, or request a shorter capture"
         )
         return Ending(EndState.PARTIAL, VerdictReason.MEMORY_SHORT, reason)
 
@@ -156,13 +156,13 @@ def fit(request: wire.Start, sources: Sequence[str], left: Sequence[tuple[Room, 
     if not left:
         return FittedBuffers(request=request, size=needed_bytes(request, sources, limit))
     room, size = min(left, key=lambda each: each[1])
-    there = f"{format_size(max(size, 0))} is left below {room.limit}"
+    there = f"{format_size(max(size, 0))} left within {room.limit}"
     while needed_bytes(request, sources, limit) > _share(size) and limit > MIN_BUFFER_BYTES:
         limit = max(limit // 2, MIN_BUFFER_BYTES)
     if needed_bytes(request, sources, limit) > max(_share(size), _share(room.left)):
         least = needed_bytes(request, sources, MIN_BUFFER_BYTES)
         reason = (
-            f"there is too little memory to trace beside the program: {room}, and this capture needs "
+            f"there is too little memory for a trace in addition to the program: {room}, but this capture needs "
             f"{format_size(max(2 * least, least + LEAST_LEFT_BYTES))}; {room.advice}"
         )
         return FittedBuffers(request=request, refused=Ending(EndState.FAILED, VerdictReason.NO_MEMORY, reason))

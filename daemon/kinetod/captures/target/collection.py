@@ -340,7 +340,7 @@ class Collection:
     def _give_up(self, ending: Ending) -> list[Command]:
         """Stops waiting for the agent; if it is alive, it may stop too."""
         self.stop = ending
-        self._gone = "it was given up"
+        self._gone = "the daemon gave up on it"
         return [self._cancel(keep_partial=False)]
 
     def _cancel(self, *, keep_partial: bool) -> wire.Cancel:
@@ -355,7 +355,7 @@ class Collection:
 
     def _silent(self, _now: Now) -> list[Command]:
         reason = (
-            f"the agent of process {self._pid} did not answer within "
+            f"the agent of process {self._pid} did not respond within "
             f"{format_duration(self._config.agent_deadline_ns)}; the process may be stopped, or stuck in a "
             "call that holds the GIL"
         )

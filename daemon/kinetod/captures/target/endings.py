@@ -19,7 +19,7 @@ from kinetod.base.errors import VerdictReason
 from kinetod.captures.result.verdict import Ending, EndState, worse
 from kinetod.captures.target.record_spool import DiskFull, ShareUsed, StoreLost
 from kinetod.plugins.plugin_loader import KnownPlugins
-from kinetod.processes.credentials import REPLACED, Credentials
+from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import Identity, ProcessKey, how_it_ended
 
 CLOCK_SET_NS = 250_000_000  # less is adjusted smoothly by time services, or is the time between two readings
@@ -67,7 +67,7 @@ def after_clock(ending: Ending, set_by_ns: int) -> Ending:
         return ending
     how = f"{'forward' if set_by_ns > 0 else 'back'} by {format_duration(abs(set_by_ns))}"
     reason = (
-        f"this host's clock was set {how} during the capture; records from the other side of that change have "
+        f"this host's clock was set {how} during the capture; records from one side of that change have "
         "times outside the window and are not in the trace"
     )
     return worse(ending, Ending(EndState.PARTIAL, VerdictReason.CLOCK_SET, reason))
@@ -101,10 +101,10 @@ async def after_exec(whose: Whose, key: ProcessKey, approved: Credentials | None
     found = await whose(key) if approved is not None and ending.outcome is not EndState.CANCELLED else None
     if approved is None or found is None or not (difference := approved.difference(found)):
         return ending
-    what = f"process {key.pid} now runs another program: {REPLACED}"
+    what = f"process {key.pid} replaced itself with another program (exec)"
     if (approved.uids, approved.gids, approved.capabilities) != (found.uids, found.gids, found.capabilities):
         log.warning("%s, or changed its credentials (%s)", what, difference)  # the user who traced it need not know
-        reason = f"{what}, or changed its credentials; nothing of the capture is kept"
+        reason = f"{what}, or changed its credentials; its data was discarded"
         return Ending(EndState.FAILED, VerdictReason.TARGET_REPLACED, reason)
     if ending.outcome is EndState.DONE:  # the window ended earlier
         return ending

@@ -124,7 +124,7 @@ class ArenaReader:
         self._buffer_bytes, self._count = buffer_bytes, count
         descriptors_end = self._descriptors + count * arena.DESCRIPTOR_BYTES
         checks = (
-            (fields["magic"] == arena.MAGIC, "its magic is wrong"),
+            (fields["magic"] == arena.MAGIC, "its magic number is wrong"),
             (fields["header_bytes"] == arena.HEADER_BYTES, "its header has the wrong size"),
             (fields["total_bytes"] == size, "its size differs from what its header says"),
             (0 < count <= MAX_BUFFERS, "its number of buffers is out of range"),
@@ -184,7 +184,7 @@ class ArenaReader:
         try:
             os.pwrite(self._fd, _FREE, self._descriptors + index * arena.DESCRIPTOR_BYTES + arena.STATE)
         except OSError as exc:
-            raise BadArena(f"a buffer cannot be given back: {exc.strerror}") from exc
+            raise BadArena(f"a buffer cannot be returned to the process: {exc.strerror}") from exc
 
     def _ready(self, target_is_dead: bool) -> list[_Ready]:
         size = self._count * arena.DESCRIPTOR_BYTES
@@ -235,7 +235,7 @@ class ArenaReader:
             except OSError as exc:
                 raise BadArena(f"it cannot be read: {exc.strerror}") from exc
             if not got:
-                raise BadArena("it ends before its size")
+                raise BadArena("it ends prematurely")
             done += got
         return view
 

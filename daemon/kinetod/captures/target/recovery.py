@@ -84,7 +84,7 @@ async def recover_target(
     exists = directory.is_dir()
     recorded = exists and await asyncio.to_thread(_prepare, directory)
     if armed and not recorded:
-        waited = "the daemon ended (killed, crashed or stopped) while the capture waited to be started"
+        waited = "the daemon ended (killed, crashed or stopped) while the capture was waiting to be started"
         ending = Ending(EndState.FAILED, VerdictReason.DAEMON_RESTARTED, waited)
     elif not exists:
         ending = Ending(EndState.FAILED, VerdictReason.DAEMON_RESTARTED, f"{reason}, and the target's folder is gone")

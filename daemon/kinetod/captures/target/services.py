@@ -40,7 +40,7 @@ CUPTI_BUSY = "CUPTI_BUSY"
 CUPTI_NOT_INITIALIZED = "CUPTI_NOT_INITIALIZED"
 DEADLINE_S = 15.0  # the verdict waits for it; 0.4 s are usual, and 5 were not enough beside a load of 14
 ENOUGH_BYTES = 64 << 20  # four times what CUPTI was seen to need
-NOT_THE_CAUSE = ", so memory is not the cause; if the program has another profiler, trace once that has ended"
+NOT_THE_CAUSE = ", so memory is not the cause; if the program uses another profiler, trace again once that has ended"
 PROC = Path("/proc")
 
 

@@ -195,7 +195,7 @@ class KernelReadings:
 
     def _left_out(self) -> list[str]:
         left_out = self._first is not None and self._first.reader.left_out
-        return ["only the first of very many threads or children of the process are counted"] if left_out else []
+        return ["the process has too many threads or children: only the first ones are counted"] if left_out else []
 
     def _begun(self) -> _First:
         reader = self.open_reader(self.key.pid)
@@ -212,7 +212,7 @@ class KernelReadings:
         if self._readings and now_ns <= self._readings[-1].time_ns:
             return  # the clock was set back
         if not threads and not self._readings:
-            self._notes.append("this kernel does not tell the CPU time of threads (/proc/PID/task/TID/schedstat)")
+            self._notes.append("this kernel does not report the CPU time of threads (/proc/PID/task/TID/schedstat)")
         changed = {thread: times for thread, times in threads.items() if self._threads.get(thread) != times}
         self._readings.append(Reading(now_ns, changed, reader.process()))
         self._threads = threads
@@ -261,7 +261,7 @@ class KernelReadings:
             (interval, thread, *times) for interval, each in enumerate(counted) for thread, times in each.items()
         ]
         if len(rows) > MAX_ROWS:
-            self._notes.append("there are too many threads: the busiest intervals of each are kept")
+            self._notes.append("there are too many threads: only their busiest intervals are kept")
             rows = sorted(sorted(rows, key=lambda row: -row[2] - row[3])[:MAX_ROWS])
         return rows
 

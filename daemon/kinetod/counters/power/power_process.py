@@ -118,7 +118,7 @@ class NvmlPower:
         reasons = tuple(_EVENT_REASONS) if self._reason_call else ()
         self.metrics = (*(metric for metric, _ in self._readings), *reasons)
         if not self.metrics:
-            reason = f"GPU {uuid}: its driver tells neither power nor clocks nor temperature"
+            reason = f"GPU {uuid}: its driver reports neither power nor clocks nor temperature"
             raise CounterError(CounterCode.UNAVAILABLE, reason)
 
     def _all_readings(self) -> list[tuple[PowerMetric, Callable[[], float | None]]]:
@@ -335,7 +335,7 @@ class GpuRecorder(threading.Thread):
             write_rows(file, fitting)
             file.flush()
         if len(fitting) < len(rows):
-            raise CounterError(CounterCode.FAILED, "the power readings end early: their file is full")
+            raise CounterError(CounterCode.FAILED, "the power readings ended early: their file is full")
 
 
 class PowerSources:
@@ -421,7 +421,7 @@ def main() -> NoReturn:
     if not _serve(recorders, request.most_ns / 1e9):
         for place, each in enumerate(recorders):
             if each.is_alive():
-                news.tell(place, CounterCode.FAILED, "the power readings end early: their longest duration is over")
+                news.tell(place, CounterCode.FAILED, "the power readings ended early: their maximum duration is over")
     for each in recorders:
         each.stop()
     deadline = time.monotonic() + JOIN_S
@@ -444,7 +444,7 @@ class DrmPower:
     def __init__(self, pci_bus_id: str, *, sys: Path = SYS, proc: Path = PROC) -> None:
         gpu = next((each for each in drm_gpus(sys, proc) if each.pci_bus_id == pci_bus_id), None)
         if gpu is None:
-            raise CounterError(CounterCode.UNAVAILABLE, f"there is no GPU of AMD or Intel at {pci_bus_id}")
+            raise CounterError(CounterCode.UNAVAILABLE, f"there is no AMD or Intel GPU at {pci_bus_id}")
         self._gpu = gpu
         self.backend = gpu.driver
         self.library_version = clean(text(proc / "sys/kernel/osrelease"), 128)
@@ -457,7 +457,7 @@ class DrmPower:
             *(PowerMetric(name=paths[0].name, label=label, unit="") for label, paths in self._flags.items()),
         )
         if not self.metrics:
-            reason = f"the GPU at {pci_bus_id}: {gpu.driver} has no files of its power, clocks or temperature"
+            reason = f"the GPU at {pci_bus_id}: {gpu.driver} has no files for its power, clocks or temperature"
             raise CounterError(CounterCode.UNAVAILABLE, reason)
 
     def read(self, whole: bool = True) -> Sequence[float | None]:  # none of them is costly

@@ -161,9 +161,9 @@ class PowerRecording:
                 if len(self._news) == len(self._uuids):
                     self._begun.set()
             if (status := await process.wait()) and not self._failure:
-                self._failure = f"the process that reads power failed (exit status {status}); the daemon's log has more"
+                self._failure = f"the process that reads power failed (exit status {status}); see the daemon's log"
         except (ValueError, IndexError) as exc:  # msgspec's errors are ValueErrors
-            self._failure = f"the process that reads power gave an invalid answer: {exc}"
+            self._failure = f"the process that reads power sent an invalid answer: {exc}"
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         finally:
@@ -251,7 +251,7 @@ async def record_power(
 def _created(uuid: str, paths: Sequence[Path]) -> tuple[int, ...]:
     """Creates the files and returns their descriptors. Raises OSError, ValueError."""
     if not _UUID.fullmatch(uuid):
-        raise ValueError("that is not the UUID of a GPU")
+        raise ValueError("not a valid GPU UUID")
     made: list[int] = []
     try:
         for path in paths:
@@ -298,7 +298,7 @@ def _read_result(uuid: str, path: Path, code: str, reason: str) -> RecordedPower
         return _nothing(uuid, code or CounterCode.FAILED, reason or str(exc))
     between = samples.start_ns[1:] - samples.end_ns[:-1]
     gaps, lost_ns = int(np.count_nonzero(between)), int(between.sum())
-    missing = f"readings of {format_duration(lost_ns)} are missing, in {times(gaps, 'place')}" if gaps else ""
+    missing = f"{format_duration(lost_ns)} of readings are missing, in {times(gaps, 'place')}" if gaps else ""
     rows = len(samples.start_ns)
     return RecordedPower(
         gpu_uuid=uuid,

@@ -192,7 +192,7 @@ def test_a_daemon_that_never_reads_is_given_up(tmp_path: Path) -> None:
     with Daemon(str(tmp_path / "d.sock")) as daemon:
         link.connect()
         daemon.accept()
-        with pytest.raises(LinkClosed, match="the daemon does not read: 256 frames are waiting"):
+        with pytest.raises(LinkClosed, match="the daemon is not reading: 256 frames are waiting"):
             for _ in range(2000):
                 link.send(wire.Refuse("x" * 30000))
         assert not link.wants_write

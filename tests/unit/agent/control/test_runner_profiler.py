@@ -127,7 +127,7 @@ def test_what_conflicts_is_refused_while_it_is_active(process: Process) -> None:
     rejected = process.connection.expect(wire.Rejected)
     assert rejected.reason_code == "USER_PROFILER_ACTIVE"
     assert rejected.reason.startswith(
-        "the program's own torch.profiler is warming up, and gpu cannot record beside it;"
+        "the program's own torch.profiler is warming up, and gpu cannot record at the same time;"
     )
     assert (process.gpu.calls, process.connection.states) == ([], [])
     process.capture(activity_types=["python_function"], duration_ns=1)

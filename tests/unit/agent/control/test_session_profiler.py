@@ -183,4 +183,4 @@ def test_iterations_are_cut_too() -> None:
     run(session, SourcesGaveWay(NOW + 2 * S))
     end = conclusion(session.handle(SourcesStopped(NOW + 3 * S, NOW + 2 * S)))
     assert verdict(end) == ("partial", "USER_PROFILER_STARTED", NOW + S, NOW + 2 * S)
-    assert end.reason.endswith("the window is cut short there")
+    assert end.reason.endswith("the window ends there")

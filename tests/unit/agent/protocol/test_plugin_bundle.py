@@ -31,7 +31,7 @@ def test_those_of_another_interface_version_are_left_out() -> None:
 
 
 def test_what_is_too_large_for_an_agent_is_not_packed() -> None:
-    with pytest.raises(ValueError, match="at most 16777216 are sent"):
+    with pytest.raises(ValueError, match="but at most 16777216 can be sent"):
         pack([TWO[0]._replace(libraries={"liba.so": bytes(MAX_BUNDLE_BYTES)})])
 
 

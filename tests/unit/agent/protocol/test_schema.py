@@ -35,18 +35,21 @@ def test_a_schema_says_which_table_a_type_has() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (NPU._replace(name="cpu"), "its name is reserved, as docs/record-schemas.md lists them; choose another"),
+        (
+            NPU._replace(name="cpu"),
+            "its name is reserved (docs/record-schemas.md lists the reserved names); choose another",
+        ),
         (NPU._replace(name="Npu"), "its name must be 2 to 16 lower-case letters and digits, the first a letter"),
         (NPU._replace(framing="kinds"), "there is no framing 'kinds'; choose one of kind_u32, headed, size_field"),
         (NPU._replace(clock="utc"), "there is no clock 'utc'; choose one of realtime, monotonic"),
         (NPU._replace(tick_ns=float("nan")), "tick_ns is nan; a tick is 1e-6 to 1e9 ns long"),
         (NPU._replace(records={}), "it has 4 types and 0 records; declare 1 to 32 types and 1 to 64 records"),
         (typed("wait", Activity()), "types['wait']: it is neither one of Kineto's types (kernel, "),
-        (typed("cuda_runtime", Activity()), "types['cuda_runtime']: its table is that of 'npu_runtime'"),
-        (typed("npu_slow_driver", Activity()), "types['npu_slow_driver']: readers take such a name for calls"),
+        (typed("cuda_runtime", Activity()), "types['cuda_runtime']: it has the same table as 'npu_runtime'"),
+        (typed("npu_slow_driver", Activity()), "types['npu_slow_driver']: readers mistake such a name for Kineto's"),
         (typed("npu_more", Activity(meaning="More.")), "types['npu_more'].track: there is no track ''"),
         (typed("npu_more", Activity(track="thread")), "types['npu_more'].meaning: a text is missing"),
-        (typed("kernel", Activity(track="device")), "types['kernel'].track: Kineto's tables have their track"),
+        (typed("kernel", Activity(track="device")), "types['kernel'].track: Kineto's tables already have one"),
         (
             typed("kernel", Activity((Col("size"),))),
             "types['kernel'].columns['size']: Kineto's table has no such column that a record can fill; choose one of",
@@ -77,7 +80,7 @@ def test_a_schema_says_which_table_a_type_has() -> None:
         (changed(1, thread="unit"), "records[1].thread: activities of the type 'kernel' have none; leave it out"),
         (changed(1, device="id"), "records[1].device: 'id' is not an integer field of the record"),
         (changed(1, name="label"), "records[1].name: 'label' is not a field with an integer or bytes"),
-        (changed(2, texts=Texts()), "records[2].name: activities need names; state a field, or a text for all of them"),
+        (changed(2, texts=Texts()), "records[2].name: activities need names; name a field, or give a text for all of"),
         (changed(2, constants={"why": 1}), "records[2].constants: 'why' is not a column of numbers"),
         (changed(2, constants={"weight": 1 << 64}), "records[2].constants['weight']: 1844674407370955161"),
         (changed(2, fields={**WAIT.fields, "weight": ("d", 24), "why": ("H", 4)}), "records[2].fields['weight']: its"),
@@ -121,7 +124,7 @@ def test_json_of_another_form_is_refused(value: Any, message: str) -> None:
 def test_a_schema_that_does_not_fit_into_a_frame_is_refused() -> None:
     values = dict.fromkeys(range(1000), "x" * 100)
     bad = changed(2, texts=Texts(values=values))
-    with pytest.raises(ValueError, match=r"its JSON has \d+ bytes, at most 49152 fit into a frame"):
+    with pytest.raises(ValueError, match=r"its JSON has \d+ bytes, but at most 49152 fit into a frame"):
         bad.check()
     assert schema.MAX_JSON_BYTES < MAX_FRAME_BYTES
 

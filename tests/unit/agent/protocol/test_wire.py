@@ -74,12 +74,12 @@ def test_the_layout_of_a_frame_is_fixed() -> None:
         (b"", "a frame of 0 bytes has no header"),
         (b"KNTO\x01", "a frame of 5 bytes has no header"),
         (frame(4, b"{}", magic=b"HTTP"), "not a kineto frame: it starts with b'HTTP'"),
-        (frame(4, b"{}")[:-1], "the header announces 2 payload bytes, 1 came"),
-        (frame(4, b"{}") + b"x", "the header announces 2 payload bytes, 3 came"),
+        (frame(4, b"{}")[:-1], "the header announces 2 payload bytes, but 1 arrived"),
+        (frame(4, b"{}") + b"x", "the header announces 2 payload bytes, but 3 arrived"),
         (frame(99, b"{}"), "unknown message type 99"),
         (frame(4, b"[]"), "the payload of Describe is not an object"),
         (frame(7, b"{}"), "Release.capture_id is missing"),
-        (frame(7, b'{"capture_id":5}'), "Release.capture_id has a wrong type: 5"),
+        (frame(7, b'{"capture_id":5}'), "Release.capture_id has the wrong type: 5"),
         (b"x" * 65537, "a frame of 65537 bytes is over the limit of 65536"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_payload_that_is_not_a_json_object_is_refused(payload: bytes) -> None:
     ],
 )
 def test_a_field_of_a_wrong_type_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(wire.WireError, match=r"^Hello\.%s has a wrong type" % name):
+    with pytest.raises(wire.WireError, match=r"^Hello\.%s has the wrong type" % name):
         wire.decode(with_field(name, value))
 
 

@@ -328,14 +328,15 @@ def test_a_plug_in_whose_accelerator_is_not_here_is_not_blamed_for_a_type_that_o
     assert refusal([toy, refusing], ["kernel"]) == ("NOTHING_TO_RECORD", in_use)
     _code, reason = refusal([toy, refusing], ["kernel", "toy_kernel"])
     assert reason.endswith("in use; toy finds no sign of its accelerator in this process (libraries libtoy.so*)")
-    seen = "this process cannot record kernel: no accelerator is seen in it (toy looks for libraries libtoy.so*)"
+    seen = "this process cannot record kernel: no accelerator was found in it (toy looks for libraries libtoy.so*)"
     assert refusal([toy, STACKS], ["kernel"]) == ("NOTHING_TO_RECORD", seen)
 
 
 def test_what_a_process_had_to_be_started_with_is_told_instead_of_nothing_to_record() -> None:
     available = with_plugin(plugin(needs_from_start="TOY_PROFILE=1"))
-    needs = "toy records only what was started with the variable TOY_PROFILE=1"
-    assert refusal(available, ["toy_kernel"]) == ("PLUGIN_NEEDS_START", needs + "; start it so, then trace again")
+    needs = "toy records only processes that were started with the variable TOY_PROFILE=1"
+    advice = "; start the program that way, then trace again"
+    assert refusal(available, ["toy_kernel"]) == ("PLUGIN_NEEDS_START", needs + advice)
     plan = registry.choose(available, [])
     assert (reasons(plan), plan.notes) == ([], (needs,))
     plan = registry.choose(available, ["kernel"])

@@ -71,7 +71,7 @@ def test_a_child_that_is_forked_while_a_library_is_opened_can_open_others() -> N
 def test_what_was_half_open_at_the_fork_is_not_used() -> None:
     c_functions._opening.append((os.getppid(), "libc.so.6"))
     try:
-        with pytest.raises(OSError, match="half open: this process was forked"):
+        with pytest.raises(OSError, match="partly loaded: this process was forked"):
             Library("libc.so.6")
     finally:
         c_functions._opening.clear()

@@ -1,3 +1,4 @@
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from kinetoctl.base import own_daemon
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.own_daemon import Child, OwnDaemon, reachable_daemon
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.errors import ChildFailed
+from kinetoctl.errors import ChildFailed, Denied, NeedsRoot
 
 
 def reached(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> tuple[Client, list[str]]:
@@ -30,7 +31,28 @@ def reached(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> t
 def test_a_daemon_is_started_where_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client, lines = reached(tmp_path / "none.sock", monkeypatch)
     assert isinstance(client, OwnDaemon) and not client.outlives_command
-    assert lines == ["kinetod does not run here: starting one that ends with this command"]
+    assert lines == ["kinetod is not running here: starting one for the duration of this command"]
+
+
+@pytest.mark.parametrize(("uid", "code"), [(1000, "ATTACH_NOT_PERMITTED"), (0, "ATTACH_NOT_PERMITTED"), (1000, "")])
+def test_what_the_kernel_lets_only_root_do_is_told_with_roots_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, code: str
+) -> None:
+    @contextmanager
+    def started(_prefix: str, *, timeout_s: float) -> Iterator[OwnDaemon]:
+        yield OwnDaemon(tmp_path, timeout_s=timeout_s)
+
+    monkeypatch.setattr(own_daemon, "own_daemon", started)
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setattr("sys.argv", ["kinetoctl", "trace", "7", "--label", "a b=c"])
+    settings = CommonOptions(address=f"unix:{tmp_path}/none", output="table", color=False, quiet=True, timeout_s=1.0)
+    with pytest.raises(Denied) as caught, reachable_daemon(settings, print):
+        raise Denied("process 7 cannot be attached to", reason_code=code)
+    found = re.fullmatch(
+        r"process 7 cannot be attached to\nRoot can trace it: sudo \S+ -P -m kinetoctl trace 7 --label 'a b=c'",
+        str(caught.value),
+    )
+    assert (found is not None, isinstance(caught.value, NeedsRoot)) == (bool(uid and code), bool(uid and code))
 
 
 def test_so_it_is_where_a_daemon_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +85,7 @@ def test_a_child_that_ends_early_shows_what_it_wrote_last(tmp_path: Path) -> Non
 def test_a_child_that_is_late_is_told_with_the_limit(tmp_path: Path) -> None:
     with (
         Child("the daemon", ("sleep", "600"), tmp_path / "log") as child,
-        pytest.raises(ChildFailed, match=r"^the daemon did not answer within 0 s$"),
+        pytest.raises(ChildFailed, match=r"^the daemon did not answer within 0 s\n  \| \(its log is empty\)$"),
     ):
         child.poll(lambda: False, 0, "did not answer")
     assert child.process.returncode is not None

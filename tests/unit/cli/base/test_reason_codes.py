@@ -48,7 +48,7 @@ def test_every_reason_code_says_what_to_do(row: Explanation) -> None:
 @pytest.mark.parametrize("code", sorted({row.code for row in explanations()}))
 def test_an_error_with_a_reason_code_ends_with_the_command_that_explains_it(code: str) -> None:
     assert advices(errors.Refused("no", reason_code=code)) == [
-        f"`kinetoctl explain {code}` says what to do.",
+        f"Run `kinetoctl explain {code}` for advice.",
         errors.Refused.help_text,
     ]
 

@@ -126,7 +126,7 @@ def test_what_a_unit_is_reproached_with_holds_no_argument(tmp_path: Path) -> Non
     ("text", "said"),
     [
         ("[Service]\nExecStart=/opt/run-it\n", "does not start dynolog: its ExecStart is '/opt/run-it'"),
-        ("[Unit]\n", "does not start dynolog: its ExecStart is nothing; name its flag file with --flags"),
+        ("[Unit]\n", "does not start dynolog: its ExecStart is nothing; give dynolog's flag file with --flags"),
         ('[Service]\nExecStart=/usr/bin/dynolog "--port\n', "no closing quotation"),
     ],
 )
@@ -223,8 +223,8 @@ def test_lines_may_end_as_windows_ends_them(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"\xef\xbb\xbf--port=1\n", "begins with a byte order mark, so Dynolog ignores its flags"),
-        ("--port=1\n".encode("utf-16-le"), "is not plain text: it holds a NUL"),
-        (b"--port=1\n--use_JSON\r\n", "line ends of both Unix and Windows"),
+        ("--port=1\n".encode("utf-16-le"), "is not plain text: it contains a NUL"),
+        (b"--port=1\n--use_JSON\r\n", "mixes Unix and Windows line endings"),
     ],
 )
 def test_files_that_gflags_takes_for_something_else_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -289,7 +289,7 @@ def test_another_file_stands_in_for_the_one_that_the_command_line_names(tmp_path
 def test_files_that_insert_each_other_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "flags"
     path.write_text(f"--flagfile={path}\n")
-    with pytest.raises(NotMigrated, match="more than 16 flag files include each other"):
+    with pytest.raises(NotMigrated, match="flag files are nested more than 16 deep"):
         reader().file(path)
 
 
@@ -307,7 +307,7 @@ def test_flags_from_variables_may_insert_more(tmp_path: Path) -> None:
     path.write_text("--port=7\n")
     environ = {"FLAGS_flagfile": str(path), "FLAGS_tryfromenv": "tryfromenv"}
     assert found(reader(environ).command_line(["--fromenv=flagfile"], "here")) == [("port", "7")]
-    with pytest.raises(NotMigrated, match="FLAGS_tryfromenv names itself"):
+    with pytest.raises(NotMigrated, match="FLAGS_tryfromenv refers to itself"):
         reader(environ).command_line(["--tryfromenv=tryfromenv"], "here")
 
 
@@ -323,7 +323,11 @@ def test_flags_may_come_from_variables() -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "No such file"), (b"--port=\xff\n", "is not UTF-8 text"), (b"#" * (1 << 20) + b"\n", "is longer than")],
+    [
+        (None, "No such file"),
+        (b"--port=\xff\n", "is not UTF-8 text"),
+        (b"#" * (1 << 20) + b"\n", "too many for a flag file"),
+    ],
     ids=["missing", "no text", "long"],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, said: str) -> None:

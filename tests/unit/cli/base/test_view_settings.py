@@ -68,7 +68,7 @@ def test_values_have_the_types_of_the_signature(name: str, text: str, value: Any
         ("by_shape", "perhaps", "example.by_shape: expected yes or no, got 'perhaps'"),
         ("device", "TPU", "example.device: expected one of CPU, GPU, got 'TPU'"),
         ("cause", "tea", "example.cause: expected one of host, queue, or none, got 'tea'"),
-        ("streams", "a", "example.streams: expected a whole number, or several with commas, got 'a'"),
+        ("streams", "a", "example.streams: expected a whole number, or several separated by commas, got 'a'"),
         ("step", "x", "example.step: expected a whole number or none, got 'x'"),
     ],
 )
@@ -91,7 +91,7 @@ def test_an_option_that_no_view_has_is_answered_with_those_there_are() -> None:
 
 def test_settings_are_name_and_value() -> None:
     assert parse_setting("by-shape=a=b") == ("by_shape", "a=b")
-    with pytest.raises(ValueError, match="expected an option of a view like limit=10, got 'top'"):
+    with pytest.raises(ValueError, match="expected a view option like limit=10, got 'top'"):
         parse_setting("top")
 
 

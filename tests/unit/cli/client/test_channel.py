@@ -91,13 +91,13 @@ def problem(address: str, **given: str) -> str:
 def test_a_port_where_nothing_listens_is_said_to_be_so() -> None:
     assert (
         problem(free_address())
-        == "nothing listens there (connection refused); start kinetod there, or check host and port"
+        == "nothing is listening there (connection refused); start kinetod there, or check the host and port"
     )
 
 
 def test_a_web_server_is_not_taken_for_a_daemon() -> None:
     with served(lambda connection: connection.sendall(GREETING)) as address:
-        assert problem(address) == "another server than kinetod answers there; check the port"
+        assert problem(address) == "a server other than kinetod answers there; check the port"
 
 
 def test_a_port_with_tls_asks_for_certificates(port: int) -> None:
@@ -117,14 +117,14 @@ def test_certificates_that_do_not_fit_are_told_apart(port: int, authority: Autho
     told = problem(f"localhost:{port}", **variables(tmp_path, stranger, authority))
     assert told.startswith("the server's certificate is not signed by an authority in KINETO_TLS_CA; set ")
     told = problem(f"127.0.0.1:{port}", **variables(tmp_path, authority, authority))
-    assert told == "the server's certificate is for another name; use the name that is in the certificate"
+    assert told == "the server's certificate is for another name; use the name in the certificate"
     told = problem(f"localhost:{port}", **variables(tmp_path, authority, stranger))
-    assert told == "it closed the connection; it may not accept the certificate in KINETO_TLS_CERT"
+    assert told == "it closed the connection; it might not accept the certificate in KINETO_TLS_CERT"
 
 
 def test_a_name_that_nobody_knows_is_said_to_be_so(authority: Authority, tmp_path: Path) -> None:
     told = problem("no-such-host.invalid:1", **variables(tmp_path, authority, authority))
-    assert told == "no host is known by this name; check the name"
+    assert told == "unknown host name; check the name"
 
 
 def test_a_text_that_is_not_known_stays_as_it_is() -> None:
@@ -212,7 +212,7 @@ def test_nothing_is_sent_to_somebody_elses_program_in_ones_own_folder(
     os.chown(folder, 0, 0)  # it was somebody else's when the socket was made
     with (
         Client(f"unix:{folder}/kinetod.sock") as client,
-        pytest.raises(errors.UntrustedSocket, match=r"uid \d+ listens there"),
+        pytest.raises(errors.UntrustedSocket, match=r"uid \d+ is listening there"),
     ):
         client.host()
     assert foreign.communicate("")[0] == "0\n"  # it was connected to, and let go: not one byte
@@ -226,7 +226,7 @@ def test_a_user_with_the_largest_uid_is_known_and_named(folder: Path) -> None:
         SocketFolder(path, run=folder.parent).close()
         SocketFolder(path, uid=LARGEST_UID).close()
         os.chown(folder, 0, 0)
-        with pytest.raises(errors.UntrustedSocket, match=f"uid {LARGEST_UID} listens there"):
+        with pytest.raises(errors.UntrustedSocket, match=f"uid {LARGEST_UID} is listening there"):
             SocketFolder(path)
 
 
@@ -316,4 +316,4 @@ def test_the_command_says_what_to_do(folder: Path, foreign: subprocess.Popen[str
     assert foreign.poll() is None
     result = CliRunner().invoke(cli, ["--address", f"unix:{folder}/kinetod.sock", "ps"])
     assert isinstance(result.exception, errors.UntrustedSocket)
-    assert "--address names another" in result.exception.help_text
+    assert "Use --address to name another" in result.exception.help_text

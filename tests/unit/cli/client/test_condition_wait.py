@@ -40,7 +40,7 @@ def test_it_is_met_once_every_sample_of_that_time_met_it() -> None:
 
 @pytest.mark.parametrize("between", [0.9, 0.3, None], ids=["busy", "at the limit", "without a value"])
 def test_a_sample_that_does_not_meet_it_begins_the_time_anew(between: float | None) -> None:
-    with pytest.raises(ConditionNotMet, match="the daemon ended its samples"):
+    with pytest.raises(ConditionNotMet, match="the daemon stopped sampling the GPUs"):
         waited(*series(0.1, 0.1, 0.1, between, 0.1, 0.1, 0.1))
     assert waited(*series(0.1, 0.1, 0.1, between, 0.1, 0.1, 0.1, 0.1)) is not None
 
@@ -59,13 +59,13 @@ def test_a_gpu_that_the_processes_do_not_use_does_not_count() -> None:
 
 
 def test_a_figure_that_no_gpu_has_is_told_soon_but_not_by_the_first_sample() -> None:
-    with pytest.raises(ConditionNotMet, match="no GPU of the processes has sm_active"):
+    with pytest.raises(ConditionNotMet, match="no GPU of the processes reports sm_active"):
         waited(*series(*[None] * 9))
     assert waited(*series(None, 0.1, 0.1, 0.1, 0.1)) is not None
 
 
 def test_processes_without_a_gpu_are_told() -> None:
-    with pytest.raises(ConditionNotMet, match="none of the processes uses a GPU"):
+    with pytest.raises(ConditionNotMet, match="none of the processes is using a GPU"):
         waited(*(sample(second, 0.1, uses=()) for second in range(9)))
 
 
@@ -74,5 +74,5 @@ def test_without_processes_there_is_nothing_to_wait_for() -> None:
 
 
 def test_the_time_that_is_given_ends_it_with_what_was_seen_last() -> None:
-    with pytest.raises(ConditionNotMet, match="not met within 2 s; it was last: GPU 0 90 %"):
+    with pytest.raises(ConditionNotMet, match="not met within 2 s; last values: GPU 0 90 %"):
         waited(*series(0.9, 0.9, 0.9, 0.9), within_s=2)

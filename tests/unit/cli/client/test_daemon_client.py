@@ -60,7 +60,7 @@ def test_an_error_without_reason_names_the_address(server: FakeServer, client: C
 
 def test_a_call_the_daemon_does_not_know_is_unsupported(server: FakeServer, client: Client) -> None:
     server.profiler.host = Abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
-    with pytest.raises(errors.Unsupported, match="does not know this call"):
+    with pytest.raises(errors.Unsupported, match="does not support this call"):
         client.host()
 
 

@@ -108,8 +108,10 @@ def test_a_node_without_kinetod_is_a_place_where_nobody_answers(cluster: fake.Ap
     cluster.pods[-1]["status"]["phase"] = "Failed"
     made, notes = found(cluster, "training", selector="job-name=llama")
     assert made[1].node == "node-1" and made[1].address.startswith("unix:/")
-    assert notes[0].startswith("no kinetod runs on node-1, where training/llama-1 is; `kubectl -n kineto get pods")
-    with pytest.raises(NoKinetod, match="no kinetod runs on node-1"):
+    assert notes[0].startswith(
+        "kinetod is not running on node-1, where training/llama-1 is; `kubectl -n kineto get pods"
+    )
+    with pytest.raises(NoKinetod, match="kinetod is not running on node-1"):
         found(cluster, "training/llama-1")
 
 
@@ -124,7 +126,9 @@ def test_a_pod_that_a_user_labels_as_kinetods_is_not_asked(cluster: fake.ApiServ
 def test_a_kinetod_that_is_not_ready_is_told(cluster: fake.ApiServer) -> None:
     cluster.pods[-2:] = [fake.kinetod(f"node-{number}", ready=False, grpc=50051) for number in range(2)]
     _, notes = found(cluster, "training/llama-0")
-    assert notes == ["kinetod on node-0 (kineto/kinetod-node-0) is not ready; `kubectl -n kineto logs kinetod-node-0`"]
+    assert notes == [
+        "kinetod on node-0 (kineto/kinetod-node-0) is not ready; see `kubectl -n kineto logs kinetod-node-0`"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_an_api_server_that_is_not_there_is_said(cluster: fake.ApiServer, tmp_pa
     path = tmp_path / "kubeconfig"
     path.write_text(Path(cluster.kubeconfig(TOKEN)).read_text().replace(str(cluster.port), "9"))
     options = KubeOptions(targets=(parse_kube("training/llama-0"),), kubeconfig=str(path))
-    with pytest.raises(KubeFailed, match=r"the API server \(https://127.0.0.1:9\) does not answer"):
+    with pytest.raises(KubeFailed, match=r"no usable answer from the API server \(https://127.0.0.1:9\): "):
         kube_places(options, print)
 
 
@@ -176,14 +180,14 @@ def test_an_api_server_that_answers_byte_by_byte_is_given_up(
     monkeypatch.setattr(kube, "ANSWER_S", 0.5)
     with dripping(said, cluster.folder if said is not HANDSHAKE else None) as server:
         began, cluster.port = time.monotonic(), server.port
-        with pytest.raises(KubeFailed, match=r"does not answer: the call did not finish within 0.5 s"):
+        with pytest.raises(KubeFailed, match=r"no usable answer from .*: the call did not finish within 0.5 s"):
             found(cluster, "training/llama-0")
         assert time.monotonic() - began < scaled(10)
 
 
 def test_an_answer_without_an_end_is_not_kept(cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube, "MAX_ANSWER_BYTES", 100)
-    with pytest.raises(KubeFailed, match=r"does not answer: more than 100 bytes"):
+    with pytest.raises(KubeFailed, match=r"no usable answer from .*: its answer has more than 100 bytes"):
         found(cluster, "training/llama-0")
 
 
@@ -208,7 +212,9 @@ def test_an_api_server_that_forwards_nothing_is_given_up(
 
     monkeypatch.setattr(Cluster, "forward", impatient)
     monkeypatch.setattr(cluster, "_forward", silent)
-    with pytest.raises(KubeFailed, match=r"cannot forward ports to kineto/kinetod-node-0 .* does not answer"):
+    with pytest.raises(
+        KubeFailed, match=r"cannot forward ports to kineto/kinetod-node-0 .*: no usable answer from the API server"
+    ):
         found(cluster, "training/llama-0", environ={})
 
 

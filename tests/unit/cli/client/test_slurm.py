@@ -85,7 +85,7 @@ def test_a_name_says_tasks_component_and_step(
     ["", "x", "42_", "42_x", "42_[]", "42_[3-1]", "42_[1-3:0]", "42_[1--3]", "42_1+1", "42.x", "42.-1", "4 2"],
 )
 def test_what_is_no_name_of_a_job_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected a Slurm job like|expected tasks of an array"):
+    with pytest.raises(ValueError, match=r"expected a Slurm job like|expected array tasks like"):
         job(text)
 
 
@@ -113,7 +113,7 @@ def test_each_node_is_asked_for_the_ids_that_run_there(
 
 
 def test_what_does_not_run_is_told() -> None:
-    assert expand(job("2"), run=slurm).notes == ("2 of 4 parts of Slurm job 2 are running, the others are PENDING",)
+    assert expand(job("2"), run=slurm).notes == ("2 of 4 parts of Slurm job 2 are running; the others are PENDING",)
     assert expand(job("2_0"), run=slurm).notes == ()
 
 
@@ -128,7 +128,7 @@ def test_others_are_told_whose_job_it_is_and_root_is_not(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("77", NoSuchJob, "Slurm knows no job 77"),
+        ("77", NoSuchJob, "Slurm does not know job 77"),
         ("6", NoSuchJob, "Slurm job 6 is COMPLETED: it has no processes left"),
         ("5", JobNotRunning, "Slurm job 5 is PENDING (BeginTime): it has no processes yet"),
         ("2_3", JobNotRunning, "Slurm job 2_3 is PENDING (JobArrayTaskLimit)"),
@@ -136,7 +136,7 @@ def test_others_are_told_whose_job_it_is_and_root_is_not(monkeypatch: pytest.Mon
         ("2_9", NoSuchJob, "Slurm job 2 has no task 2_9; it has 2_2, 2_3, 2_1, 2_0"),
         ("3+2", NoSuchJob, "Slurm job 3 has no component 3+2; it has 3+0, 3+1"),
         ("1_0", NoSuchJob, "Slurm job 1 has no task 1_0; it has 1"),
-        ("1.7", NoSuchJob, "Slurm job 1.7 has no such step now; its steps are: 1.0, 1.1, 1.batch"),
+        ("1.7", NoSuchJob, "Slurm job 1.7 has no such step at the moment; its steps are: 1.0, 1.1, 1.batch"),
     ],
 )
 def test_a_job_that_cannot_be_traced_is_an_error_that_says_why(text: str, error: type[CliError], message: str) -> None:
@@ -172,14 +172,14 @@ def test_nodes_become_places_by_the_template() -> None:
 
 
 def test_a_node_without_an_address_is_an_error() -> None:
-    with pytest.raises(SlurmFailed, match="gives no address of n3"):
+    with pytest.raises(SlurmFailed, match="gives no address for n3"):
         node_addresses(["n1", "n3"], run=lambda _: NODE.format("n1", NODES["n1"]))
 
 
 def test_named_hosts_choose_among_the_nodes_of_the_job() -> None:
     (place,) = of_slurm_job(job("1"), "{host}:50051", [Place("n2", "n2:9")], print, slurm)
     assert (place.host, place.address, list(place.selector.job_ids)) == ("n2", "n2:9", ["1"])
-    with pytest.raises(ValueError, match="Slurm job 1 does not run on n3, but on n1, n2"):
+    with pytest.raises(ValueError, match="Slurm job 1 is not running on n3, but on n1, n2"):
         of_slurm_job(job("1"), "{host}:50051", [Place("n3", "n3:9")], print, slurm)
 
 
@@ -188,7 +188,7 @@ def test_conditions_are_added_to_those_of_the_job_and_take_the_place_of_none() -
     both = place.selected(pb.Selector(ranks=[3]))
     assert both == pb.Selector(job_ids=["1"], job_step="0", ranks=[3])
     for condition, option in ((pb.Selector(job_ids=["7"]), "--job-id"), (pb.Selector(job_step="1"), "--job-step")):
-        with pytest.raises(UsageProblem, match=f"^{option}: the named job or pod already sets this condition"):
+        with pytest.raises(UsageProblem, match=f"^{option}: the job or pod that you named already sets this condition"):
             place.selected(condition)
 
 
@@ -210,7 +210,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def test_without_slurm_the_error_says_where_to_call_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SlurmFailed, match=r"squeue, which knows .*is not installed here.*login node"):
+    with pytest.raises(SlurmFailed, match=r"squeue, which is needed .*is not installed here.*login node"):
         places(PlaceOptions(slurm_job=job("1")), print)
 
 

@@ -89,7 +89,7 @@ def test_a_wrong_hash_leaves_no_file(server: FakeServer, client: Client, tmp_pat
 
 def test_too_few_bytes_leave_no_file(server: FakeServer, client: Client, tmp_path: Path) -> None:
     server.profiler.content = CONTENT[:-1]
-    with pytest.raises(errors.VerificationFailed, match="307199 bytes of 307200"):
+    with pytest.raises(errors.VerificationFailed, match="after 307199 of 307200 bytes"):
         fetch(client, tmp_path)
     assert not (tmp_path / NAME).exists()
 

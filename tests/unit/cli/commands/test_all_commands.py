@@ -190,8 +190,8 @@ def test_captures_fetch_writes_the_verified_file(server: FakeServer, run: Run, t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pid", "7"], "capture c0ffee has no target with pid 7"),
-        (["--format", "chrome-json"], "capture c0ffee has no file of format chrome-json, only chrome"),
+        (["--pid", "7"], "capture c0ffee has no process with pid 7"),
+        (["--format", "chrome-json"], "capture c0ffee has no file in format chrome-json, only chrome"),
     ],
 )
 def test_captures_fetch_of_what_is_not_there_is_code_3(
@@ -408,6 +408,6 @@ def test_an_error_with_a_reason_code_names_the_command_that_explains_it(server: 
     result = run("host")
     assert result.stderr.splitlines() == [
         "error: a capture is running [BUSY]",
-        "`kinetoctl explain BUSY` says what to do.",
+        "Run `kinetoctl explain BUSY` for advice.",
         "`kinetoctl doctor PID` checks a process, `kinetoctl doctor` the daemon's host.",
     ]

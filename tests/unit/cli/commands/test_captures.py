@@ -73,7 +73,7 @@ def test_show_tells_damage_pin_and_upload(server: FakeServer, run: Run) -> None:
         (
             pb.UPLOAD_STATE_RETRYING,
             "local, upload failing",
-            "the upload to s3://b failed 3 times: no; uploads are disabled now",
+            "the upload to s3://b failed 3 times: no; uploads are now disabled",
         ),
     ],
 )

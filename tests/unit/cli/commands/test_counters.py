@@ -113,7 +113,7 @@ def test_json_has_a_line_for_each_answer_and_null_for_no_value(run: Run) -> None
 
 def test_metrics_and_a_set_exclude_each_other(run: Run) -> None:
     result = run("watch", "--set", "memory", "dram__throughput.avg")
-    assert (result.code, "exclude each other" in result.stderr) == (2, True)
+    assert (result.code, "cannot be combined" in result.stderr) == (2, True)
 
 
 def test_a_sampling_that_ends_by_itself_is_an_error(run: Run, server: FakeServer) -> None:

@@ -43,7 +43,7 @@ def test_a_longer_trace_of_the_same_program_shows_no_change(run: Run, traces: Pa
     result = run(traces / "before", traces / "same")
     assert result.code == 0
     assert result.stdout.startswith("typical step time: ")  # the mean of what is left of 20 steps, unlike `report`'s
-    assert "; means leave out the slowest and the fastest tenth of the steps" in result.stdout
+    assert "; means exclude the slowest and the fastest tenth of the steps" in result.stdout
     assert "per step" in result.stdout and ": within noise\n" in result.stdout.splitlines(keepends=True)[0]
     ops = result.stdout[result.stdout.index("\nops\n") :]
     assert ops.startswith("\nops\n(nothing)\nnote: 3 rows are within the noise (--all shows them)\n")
@@ -82,7 +82,7 @@ def test_rows_of_a_view_can_have_a_limit(run: Run, traces: Path) -> None:
 
 def test_what_cannot_be_judged_is_an_error(run: Run, traces: Path) -> None:
     result = run("--fail-on", "5%", traces / "before", traces / "short")
-    assert (result.code, "error: --fail-on cannot be judged: steps: 1 of 1 rows: " in result.stderr) == (5, True)
+    assert (result.code, "error: --fail-on: no verdict is possible: steps: 1 of 1 rows: " in result.stderr) == (5, True)
 
 
 def test_noise_that_would_hide_the_limit_does_not_pass_in_any_output(
@@ -92,7 +92,7 @@ def test_noise_that_would_hide_the_limit_does_not_pass_in_any_output(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     wanted = ("--fail-on", "1%", "--junit", junit, "--github-summary")
     result = run(*wanted, "-o", "json", traces / "before", traces / "same")
-    hides = "cannot be judged: the noise would hide a regression of 1 %: record more steps"
+    hides = "cannot be judged: the noise would hide a regression of 1 %; record more steps"
     assert (result.code, f"{hides}\n" in result.stderr) == (5, True)
     (check,) = result.json()["checks"]["rows"]
     assert (check["compared"], check["row"], check["outcome"]) == ("steps", "step", "unknown")
@@ -106,7 +106,7 @@ def test_noise_that_would_hide_the_limit_does_not_pass_in_any_output(
 @pytest.mark.parametrize("text", ["", "five", "-5%", "5%%", "tree=5%", "ops=", "nan%"])
 def test_limits_that_are_none_are_refused(run: Run, traces: Path, text: str) -> None:
     result = run("--fail-on", text, traces / "before", traces / "slow")
-    assert (result.code, "is not a limit; expected for example 5%" in result.stderr) == (2, True)
+    assert (result.code, "is not a limit; use, for example, 5%" in result.stderr) == (2, True)
 
 
 def test_checks_are_cases_of_junit(run: Run, traces: Path, tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_jobs_are_compared_rank_by_rank_and_missing_ranks_are_named(run: Run, tr
         ("rank 2", "slower"),
     ]
     assert document["ranks"]["notes"] == [
-        "rank 0 missing in the other job: not compared",
-        "rank 3 missing in the baseline: not compared",
+        "rank 0 is missing in the other job: not compared",
+        "rank 3 is missing in the baseline: not compared",
     ]
     assert document["ops"]["rows"][0]["verdict"] == "slower"
     assert run("--fail-on", "5%", traces / "old", traces / "new").code == ExitCode.REGRESSED
@@ -170,9 +170,9 @@ def test_jobs_are_compared_rank_by_rank_and_missing_ranks_are_named(run: Run, tr
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--by", "ops", "--path", "0", "--fail-on", "ops=5%"), "--fail-on judges times per step"),
-        (("--by", "ops", "--compat", "plugin", "--fail-on", "ops=5%"), "--fail-on judges times per step"),
-        (("--by", "kernels", "--total"), "--total is for --by ops, modules, paths"),
+        (("--by", "ops", "--path", "0", "--fail-on", "ops=5%"), "--fail-on checks times per step"),
+        (("--by", "ops", "--compat", "plugin", "--fail-on", "ops=5%"), "--fail-on checks times per step"),
+        (("--by", "kernels", "--total"), "--total only applies to --by ops, modules, paths"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(run: Run, traces: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -187,7 +187,7 @@ def test_limits_go_with_the_tree_and_totals(run: Run, traces: Path) -> None:
 
 def test_jobs_without_a_common_rank_are_refused(run: Run, traces: Path) -> None:
     result = run(traces / "old" / "rank0", traces / "new")
-    assert (result.code, "the two jobs have no rank in common: 0 and 1, 2, 3" in result.stderr) == (2, True)
+    assert (result.code, "the two jobs have no rank in common: 0 versus 1, 2, 3" in result.stderr) == (2, True)
     assert run(traces / "old" / "rank0", traces / "new" / "rank3").code == 0  # two traces alone
 
 
@@ -203,7 +203,7 @@ def test_a_rank_of_a_job_is_compared_with_another_one(run: Run, traces: Path, tm
     assert [row["name"] for row in every["ranks"]["rows"]] == ["rank 0", "rank 1"]
     assert every["ranks"]["rows"][1]["verdict"] == "slower"
     result = run(tmp_path, tmp_path, "--base-rank", "7")
-    assert (result.code, "has no trace of rank 7; there are: 0, 1" in result.stderr) == (ExitCode.USAGE, True)
+    assert (result.code, "has no trace of rank 7; its ranks are: 0, 1" in result.stderr) == (ExitCode.USAGE, True)
 
 
 def test_the_rows_of_a_view_are_compared(run: Run, traces: Path) -> None:
@@ -223,10 +223,10 @@ def test_the_rows_of_a_view_are_compared(run: Run, traces: Path) -> None:
 
 def test_views_that_cannot_be_compared_like_that_are_refused(run: Run, traces: Path) -> None:
     both = traces / "before", traces / "slow"
-    assert "without counterparts in another trace" in run(*both, "--view", "memory_events").stderr
+    assert "which have no counterparts in another trace" in run(*both, "--view", "memory_events").stderr
     result = run(*both, "--view", "kernels")
     assert (result.code, "use --by kernels" in result.stderr) == (ExitCode.USAGE, True)
-    assert "--set is for --view" in run(*both, "--set", "least=1").stderr
+    assert "--set only applies to --view" in run(*both, "--set", "least=1").stderr
 
 
 def test_the_tree_leads_into_a_node_and_to_its_operators(run: Run, tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ def test_the_tree_leads_into_a_node_and_to_its_operators(run: Run, tmp_path: Pat
     (row,) = run(*both, "--by", "ops", "--path", "0", "-o", "json").json()["ops"]["rows"]
     assert (row["name"], row["device_total_other_us"]) == ("aten::mm", 120.0)
     assert run(*both, "--path", "0-9-9").code == 2
-    assert "--path is for --by tree" in run(*both, "--path", "0", "--by", "kernels").stderr
-    assert "--compat is for --by tree" in run(*both, "--compat", "plugin").stderr
+    assert "--path only applies to --by tree" in run(*both, "--path", "0", "--by", "kernels").stderr
+    assert "--compat only applies to --by tree" in run(*both, "--compat", "plugin").stderr
 
 
 def test_the_tree_of_a_job_is_refused(run: Run, traces: Path) -> None:

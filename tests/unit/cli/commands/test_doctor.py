@@ -148,7 +148,7 @@ def test_without_a_pid_the_host_is_looked_at(server: FakeServer, run: Run) -> No
         "CHECK  STATUS  DETAIL\n"
         "clock  NOTE    not synchronised\n"
         "               → start chrony\n"
-        "nothing on gpu-7 prevents traces\n"
+        "nothing on gpu-7 prevents tracing\n"
     )
 
 

@@ -30,7 +30,7 @@ def test_a_merge_tells_how_far_the_clocks_may_be_apart(run: Run, job: Path, tmp_
     assert (result.code, result.stderr) == (0, "")
     kept = document(path)["kinetodMerge"]["clock_uncertainty_ns"]
     assert result.stdout.startswith(f"{path} (")
-    assert result.stdout.endswith(f"): 3 ranks, their clocks within {format_duration(kept)} of rank 0's\n")
+    assert result.stdout.endswith(f"): 3 ranks, with clocks within {format_duration(kept)} of rank 0's\n")
 
 
 def test_programs_get_the_clock_of_each_rank(run: Run, job: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_programs_get_the_clock_of_each_rank(run: Run, job: Path, tmp_path: Path
 
 def test_clocks_of_which_nothing_is_known_are_named(run: Run, job: Path, tmp_path: Path) -> None:
     result = run("export", "--merge", "--align", "clock", str(job), "-o", str(tmp_path / "job.json"))
-    assert "3 ranks; the offset of the clocks of ranks 1, 2 from rank 0's is unknown" in result.stdout
+    assert "3 ranks; the clock offset from rank 0 is unknown for ranks 1, 2" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_clocks_of_which_nothing_is_known_are_named(run: Run, job: Path, tmp_pat
         (["--merge", "--rank", "7"], 5, "there is no trace of rank 7"),
         (["--rank", "0"], 2, "--rank needs --merge"),
         (["--align", "clock"], 2, "--align needs --merge"),
-        (["again"], 2, "2 traces were named: name one, or merge them into one file with --merge"),
+        (["again"], 2, "got 2 traces: give only one, or merge them into one file with --merge"),
         (
             ["--merge", "--format", "store"],
             2,
-            "cannot be merged as 'store'; they can as: chrome, chrome-json, perfetto",
+            "cannot be merged as 'store'; supported: chrome, chrome-json, perfetto",
         ),
         (["--merge", "--clocks", "nothing.json"], 5, "cannot read nothing.json"),
     ],
@@ -80,4 +80,4 @@ def test_what_is_wrong_is_told(
 
 def test_a_merge_does_not_replace_one_of_its_traces(run: Run, job: Path) -> None:
     result = run("export", "--merge", str(job), "-o", str(job / "rank1.json"))
-    assert (result.code, "is the trace itself" in result.stderr) == (2, True)
+    assert (result.code, "is the input trace itself" in result.stderr) == (2, True)

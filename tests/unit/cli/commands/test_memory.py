@@ -78,4 +78,4 @@ def test_without_fetching_the_file_stays_in_the_store(server: FakeServer, capsys
 def test_without_a_process_it_says_what_to_give(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     result = memory(server, capsys)
     assert result.code == 2
-    assert "no process is selected: give its pid" in result.stderr
+    assert "no process is selected: give a pid" in result.stderr

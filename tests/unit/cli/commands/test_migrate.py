@@ -56,7 +56,7 @@ def test_a_unit_its_drop_ins_and_its_flag_file_become_a_configuration_on_stdout(
     result = run("migrate", "dynolog", "--unit", str(unit))
     assert result.code == 0
     assert tomllib.loads(result.stdout) == WANTED
-    assert result.stderr == "note: 1 approximated, 3 without a counterpart, 1 unknown; the notes say why\n"
+    assert result.stderr == "note: 1 approximated, 3 without a counterpart, 1 unknown; see the notes for why\n"
     assert "s3cret" not in result.stdout
     assert f"--unheard ({unit.parent}/dynolog.gflags line 5): unknown;" in result.stdout.replace("\n# ", " ")
 
@@ -71,10 +71,10 @@ def test_what_is_written_is_told_in_a_table(run: Run, unit: Path, tmp_path: Path
         "FLAG", "--enable_ipc_monitor=true", "--use_prometheus=true", "--use_otlp=true", "--otlp_headers=(not shown)",
         "--port=1779", "--unheard", "KINETO_IPC_SOCKET_DIR", "CPUQuota=100%",
     ]  # fmt: skip
-    assert f"{path}: kinetod takes it." in result.stderr
+    assert f"{path}: kinetod accepts it." in result.stderr
     again = run("migrate", "dynolog", "--unit", str(unit), "--output", str(path))
     assert (again.code, again.stdout) == (5, "")
-    assert "exists already; --replace writes over it" in again.stderr
+    assert "already exists; use --replace to overwrite it" in again.stderr
     assert run("migrate", "dynolog", "--unit", str(unit), "--output", str(path), "--replace").code == 0
 
 
@@ -127,7 +127,7 @@ def test_what_kinetod_would_not_take_ends_with_its_words(run: Run, flags: Path, 
     path = tmp_path / "kinetod.toml"
     result = run("migrate", "dynolog", "--flags", str(flags), "--output", str(path))
     assert result.code == 5
-    assert "kinetod does not take the configuration" in result.stderr
+    assert "kinetod does not accept the configuration" in result.stderr
     assert "kubernetes.kubelet_socket: expected an absolute socket path, got 'relative.sock'" in result.stderr
     assert not path.exists()
 
@@ -138,7 +138,7 @@ def test_the_name_of_a_format_is_no_file(
     monkeypatch.chdir(tmp_path)
     result = run("migrate", "dynolog", "--flags", str(flags), "-o", "json")
     assert result.code == 2
-    assert "`kinetoctl -o json migrate dynolog` chooses the format" in " ".join(result.stderr.split())
+    assert "use `kinetoctl -o json migrate dynolog` to choose the format" in " ".join(result.stderr.split())
     assert not Path("json").exists()
 
 

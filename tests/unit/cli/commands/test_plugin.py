@@ -52,9 +52,9 @@ def test_nothing_that_exists_is_overwritten(run: Run, project: Path) -> None:
     result = run("plugin", "new", "npu", "--output-dir", str(project.parent))
     assert (result.code, result.stdout) == (5, "")
     assert result.stderr == (
-        f"error: the folder {project} exists already; nothing was written\n"
-        "Give the plug-in another name, or choose another --output-dir. `kinetoctl plugin check FOLDER` says whether\n"
-        "kinetod would take the plug-in that is there.\n"
+        f"error: the folder {project} already exists; nothing was written\n"
+        "Give the plug-in another name, or choose another --output-dir. `kinetoctl plugin check FOLDER` shows\n"
+        "whether kinetod would accept the plug-in in the existing folder.\n"
     )
     assert (project / "README.md").read_text() == "mine"
 
@@ -65,11 +65,11 @@ def test_nothing_that_exists_is_overwritten(run: Run, project: Path) -> None:
         ("../npu", 2, "cannot be the name of a plug-in; expected lower-case letters and digits"),
         ("Npu", 2, "cannot be the name of a plug-in"),
         ("cupti", 5, "name: cupti is the name of a source that every agent has; choose another"),
-        ("x", 5, "name: 'x' is not 2 to 16 lower-case letters and digits"),
+        ("x", 5, "name: 'x' must consist of 2 to 16 lower-case letters and digits"),
         (
             "gpu",
             5,
-            "schema 'gpu': its name is reserved, as docs/record-schemas.md lists them; choose another\n",
+            "schema 'gpu': its name is reserved (docs/record-schemas.md lists the reserved names); choose another\n",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_what_kinetod_would_refuse_is_said_with_the_line(run: Run, project: Path
     source.write_text("import torch\n" + source.read_text())
     result = run("plugin", "check", str(project))
     assert (result.code, result.stdout) == (5, "")
-    assert "agent_files['source.py']:1: it imports torch; in a traced process there are" in result.stderr
+    assert "agent_files['source.py']:1: it imports torch, but a traced process has only" in result.stderr
     refused = run("plugin", "check", str(project), "-o", "json")
     assert refused.code == 5
     assert refused.json()["refused"].startswith("agent_files['source.py']:1: it imports torch")
@@ -104,7 +104,7 @@ def test_files_that_others_could_change_are_a_note_until_it_is_installed(run: Ru
     source.chmod(0o666)
     result = run("plugin", "check", str(project))
     assert result.code == 0
-    assert "note: installed like this, kinetod would refuse it:" in result.stderr
+    assert "note: if it were installed like this, kinetod would refuse it:" in result.stderr
     assert f"{source} can be changed by others (mode 0666)" in result.stderr
 
 
@@ -114,7 +114,7 @@ def test_a_project_of_a_user_is_for_a_kinetod_of_that_user(project: Path, monkey
                               "needs_from_start": "", "detach": "full"}, "of_user": "it belongs to uid 7"}  # fmt: skip
     checked = plugin_commands._checked(answer, installed=True)
     assert checked.notes == [
-        "only your own kinetod accepts it as it is; the host's would refuse it: it belongs to uid 7"
+        "only your own kinetod accepts it as it is; the host's kinetod would refuse it: it belongs to uid 7"
     ]
 
 
@@ -122,8 +122,8 @@ def test_a_project_of_a_user_is_for_a_kinetod_of_that_user(project: Path, monkey
     ("command", "text"),
     [
         (["/no/such/program"], "the process that loads it cannot be started: "),
-        (["sh", "-c", "echo odd >&2; kill -9 $$"], "loading it ended its process (exit status -9): odd"),
-        (["sleep", "60"], "loading it did not end within 0.2 s"),
+        (["sh", "-c", "echo odd >&2; kill -9 $$"], "the process that loads it failed (exit status -9): odd"),
+        (["sleep", "60"], "loading it did not finish within 0.2 s"),
     ],
 )
 def test_a_process_that_does_not_answer_is_an_answer(command: list[str], text: str) -> None:
@@ -134,12 +134,12 @@ def test_a_folder_without_a_plug_in_says_what_it_lacks(run: Run, tmp_path: Path)
     missing = run("plugin", "check", str(tmp_path)).stderr
     assert f"{tmp_path / 'pyproject.toml'} cannot be read: No such file or directory\n" in missing
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert "declares no single plug-in; it needs one line" in run("plugin", "check", str(tmp_path)).stderr
+    assert "must declare exactly one plug-in: one line" in run("plugin", "check", str(tmp_path)).stderr
 
 
 def test_the_daemons_plug_ins_are_listed(server: FakeServer, run: Run) -> None:
     assert run("plugin", "list").stderr == (
-        "No plug-in is installed beside the daemon. `kinetoctl plugin new NAME` writes one.\n"
+        "No plug-in is installed alongside the daemon. `kinetoctl plugin new NAME` writes one.\n"
     )
     server.profiler.host = pb.Host(
         plugins=[

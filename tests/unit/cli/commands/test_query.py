@@ -68,7 +68,7 @@ def test_wrong_sql_shows_where(run: Run, traces: Path) -> None:
 
 def test_an_unknown_table_is_answered_with_those_there_are(run: Run, traces: Path) -> None:
     result = run("query", "SELECT * FROM kernal", str(traces / "a"))
-    assert "no table 'kernal'; there are: events, kernel, " in result.stderr
+    assert "no table 'kernal'; available: events, kernel, " in result.stderr
 
 
 def test_a_query_needs_a_trace_and_sql(run: Run) -> None:
@@ -133,7 +133,7 @@ def test_export_does_not_replace_the_trace_itself(run: Run, traces: Path, tmp_pa
     path = tmp_path / "t.json"
     assert run("export", str(traces / "a"), "-o", str(path)).code == 0
     result = run("export", str(path), "-o", str(path))
-    assert (result.code, "is the trace itself" in result.stderr) == (2, True)
+    assert (result.code, "is the input trace itself" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -152,5 +152,5 @@ def test_a_trace_in_the_place_of_the_query_is_told(
     result = run("query", *(each.format(trace=trace) for each in arguments))
     assert (result.code, result.stdout) == (2, "")
     first = arguments[0].format(trace=trace)
-    expected = f"the query comes first, and {first} is a trace; write: kinetoctl query {rest.format(trace=trace)}\n"
+    expected = f"the query must come first, but {first} is a trace; write: kinetoctl query {rest.format(trace=trace)}\n"
     assert expected in result.stderr

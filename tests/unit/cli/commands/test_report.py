@@ -105,7 +105,7 @@ def test_a_folder_that_is_missing_is_a_clear_error(run: Run, traces: Path, tmp_p
     result = run("report", str(traces / "rank0"), "--view", "kernels", "-o", str(path))
     first, advice = result.stderr.splitlines()
     assert (result.code, first) == (5, f"error: cannot write {path}: No such file or directory")
-    assert advice == "Look at its folder with `ls -ld` and `df -h`, or name another place."
+    assert advice == "Check the folder with `ls -ld` and `df -h`, or choose another one."
 
 
 def test_another_suffix_is_refused(run: Run) -> None:
@@ -129,7 +129,7 @@ def test_describe_shows_rules_options_and_columns(run: Run) -> None:
     stdout = run("report", "--view", "idle_breakdown", "--describe").stdout
     assert stdout.startswith("idle_breakdown\n\n  The gaps between")
     assert "  consecutive_kernel_delay = 30: a number\n" in stdout
-    assert "can follow (--compat): hta\n" in stdout
+    assert "supports --compat: hta\n" in stdout
     assert "idle_us" in stdout
 
 
@@ -175,7 +175,7 @@ def test_the_report_says_what_the_trace_lacks_and_how_a_figure_is_explained(run:
     (line,) = (line for line in stdout.splitlines() if line.startswith("Python stacks"))
     assert [text for text in line.split("  ") if text][1].strip() == "kinetoctl trace --with-stack"
     assert stdout.index("\nWhat to change (findings)\n") < stdout.index(NOT_RECORDED) < stdout.index("\nOverview\n")
-    assert stdout.endswith("\nkinetoctl report --describe --view VIEW.COLUMN says what a figure means\n")
+    assert stdout.endswith("\nkinetoctl report --describe --view VIEW.COLUMN explains a column\n")
     rows = run("report", str(traces / "rank0"), "-o", "json").json()["not_recorded"]["rows"]
     assert "kinetoctl trace --memory" in [row["option"] for row in rows]
 
@@ -189,7 +189,7 @@ def test_a_trace_that_lacks_nothing_has_no_empty_table_for_people_but_an_answer_
     monkeypatch.setitem(VIEWS, "not_recorded", replace(VIEWS["not_recorded"], function=complete))
     assert NOT_RECORDED not in run("report", str(traces / "rank0")).stdout
     document = run("report", str(traces / "rank0"), "-o", "json").json()["not_recorded"]
-    assert (document["rows"], document["notes"]) == ([], ["nothing that the report uses is missing in the trace"])
+    assert (document["rows"], document["notes"]) == ([], ["the trace has everything that the report uses"])
 
 
 def test_without_a_gpu_the_report_begins_with_what_it_knows_and_says_what_is_missing(run: Run, tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_runs_of_a_program_are_compared_and_the_newest_is_reported(run: Run, tmp
     title = lines.index("Runs")
     assert [line.split()[0] for line in lines[title + 1 : title + 4]] == ["TRACE", "b.json", "a.json"]
     told = (
-        "note: These are 2 runs, one after the other, not ranks of a job: a step of the newest one takes 100 µs, "
-        f"100 % more than in the run before it. `kinetoctl diff {tmp_path}/a.json {tmp_path}/b.json` compares the last "
+        "note: These are 2 runs, one after the other, not ranks of one job: a step of the newest run takes 100 µs, "
+        f"100 % more than in the run before. `kinetoctl diff {tmp_path}/a.json {tmp_path}/b.json` compares the last "
         "two. The rest of this report is about the newest one."
     )
     assert told in lines and "Ranks" not in lines
@@ -255,7 +255,7 @@ def test_a_job_says_what_the_time_of_each_rank_went_to_and_of_all_together(run: 
         (["/no/such.json"], 3, "there is no file /no/such.json\n"),
         (["/no/such*.json"], 3, "no file matches /no/such*.json\n"),
         (["TRACE", "--view", "kernls"], 2, "no view is called 'kernls'; did you mean kernels"),
-        (["TRACE", "--view", "qqqq"], 2, f"no view is called 'qqqq'; there are {len(VIEWS)} others"),
+        (["TRACE", "--view", "qqqq"], 2, f"no view is called 'qqqq'; there are {len(VIEWS)} other views"),
         (["TRACE", "--view", "kernels", "--set", "depth=3"], 2, "none of the requested views has the option"),
         (
             ["TRACE", "--view", "kernels", "--columns", "nam"],
@@ -264,7 +264,7 @@ def test_a_job_says_what_the_time_of_each_rank_went_to_and_of_all_together(run: 
         ),
         (["TRACE", "--view", "critical_path", "--compat", "plugin"], 2, "cannot reproduce the figures of plugin"),
         (["BROKEN", "--view", "kernels"], 5, "is not a trace"),
-        (["TRACE", "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], 2, "exclude each other"),
+        (["TRACE", "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], 2, "cannot be combined"),
     ],
 )
 def test_errors_name_what_is_wrong(
@@ -302,7 +302,7 @@ def test_a_view_that_fails_is_a_row_of_the_report_and_the_rest_is_complete(
     result = run("report", str(traces / "rank0"))
     assert result.code == 4
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("view findings failed: "))
-    assert broken_findings in line and line.endswith("; the rest is complete")
+    assert broken_findings in line and line.endswith("; the other views are complete")
     assert "\nKernels\n" in result.stdout and "gemm" in result.stdout
     result = run("report", str(traces / "rank0"), "-o", "json")
     document = result.json()
@@ -317,7 +317,7 @@ def test_a_page_says_which_view_failed(run: Run, traces: Path, tmp_path: Path, b
     assert run("report", str(traces / "rank0"), "--html", str(path)).code == 4
     text = path.read_text()
     assert broken_findings in text and "gemm" in text
-    assert "Nothing that would save" not in text
+    assert "Found nothing that would save" not in text
 
 
 def test_html_has_views_of_its_own(run: Run, traces: Path, tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(run: Run, tm
     assert ranks.split()[0] == "5" and "slow: it computes" in ranks
     title = "Transfers between ranks are not hidden behind computation (on 6 of 6 ranks)"
     assert sum(title in line for line in lines) == 1
-    assert "note: ranks 0-5: the savings overlap and must not be added up" in lines
+    assert "note: ranks 0-5: the savings overlap, so do not add them up" in lines
 
 
 def test_findings_of_a_job_are_the_same_in_the_report_and_by_their_view(run: Run, tmp_path: Path) -> None:
@@ -470,17 +470,17 @@ def test_the_snapshot_of_a_capture_is_fetched(server: FakeServer, run: Run) -> N
 def test_a_capture_without_a_trace_says_how_to_see_its_snapshot(server: FakeServer, run: Run) -> None:
     result = run("report", "--address", server.address, CAPTURE)
     assert result.code == 3
-    assert "has no trace but a memory snapshot: `kinetoctl report --view snapshot_devices" in result.stderr
+    assert "has no trace, only a memory snapshot: `kinetoctl report --view snapshot_devices" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (("--view", "snapshot_x"), 2, "a memory snapshot has no view snapshot_x; its views are snapshot_devices"),
-        (("--html", "x.html"), 2, "`kinetoctl web FILE` has its charts"),
-        (("--set", "a=b"), 2, "a memory snapshot has no --html, --compat or --set"),
+        (("--html", "x.html"), 2, "`kinetoctl web FILE` shows charts of them"),
+        (("--set", "a=b"), 2, "--html, --compat and --set do not apply to memory snapshots"),
         (("--columns", "nothing"), 2, "has no column nothing"),
-        (("--view", "kernels"), 5, "is a pickle, not a trace: if it is a memory snapshot, give snapshots only"),
+        (("--view", "kernels"), 5, "is a pickle, not a trace: if it is a memory snapshot, pass only snapshots"),
     ],
 )
 def test_what_a_snapshot_has_not_is_said(

@@ -96,8 +96,8 @@ def test_a_command_that_does_not_exist_is_code_127() -> None:
     result = run_process(["-q", "run", "--", "no-such-command"], environment())
     assert result.code == 127
     assert result.stderr.splitlines() == [
-        "error: no-such-command: there is no such command",
-        "Check its spelling; `command -v NAME` says where the shell finds it, or give its path.",
+        "error: no-such-command: no such command",
+        "Check the spelling, or give the path; `command -v NAME` shows where the shell finds a command.",
     ]
 
 
@@ -107,10 +107,10 @@ def test_a_command_that_cannot_be_executed_is_code_126(tmp_path: Path) -> None:
     assert result.code == 126
     first, *advice = result.stderr.splitlines()
     assert first == f"error: {tmp_path}/plain.txt: cannot be executed: Permission denied"
-    assert advice[0].startswith("`ls -l` shows whether the file may be executed, `chmod +x` allows it")
+    assert advice[0].startswith("`ls -l` shows whether the file is executable, `chmod +x` makes it so")
 
 
 def test_a_missing_agent_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "AGENT_PACKAGE", "no_such_package")
-    with pytest.raises(CliError, match="the package no_such_package is not installed beside kinetoctl"):
+    with pytest.raises(CliError, match="the package no_such_package is not installed alongside kinetoctl"):
         run.inject_folder()

@@ -1,19 +1,23 @@
 """`kinetoctl stacks` against scripted daemons."""
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl import commands
+from kinetoctl.base.own_daemon import OwnDaemon
 from support.service import stacks
 from support.service.cli import Run
 from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, WaitForCancel, serve
 from support.service.stacks import at_lock, gpu, in_collective, on_gpu, read, running
 
 VERDICT = "Rank 1 is not in the all_reduce in which 7 ranks wait: it waits for a lock in load_next_batch (train.py:6)."
-HINT = "One look cannot tell a hang from a moment: look again, or use --watch, to see whether they stand still."
+HINT = "One look cannot tell a hang from a short wait: look again, or use --watch, to see whether anything moves."
 NO_MATCH = Abort(grpc.StatusCode.NOT_FOUND, "no process matches rank 7", "NO_MATCH")
 
 
@@ -34,12 +38,12 @@ def test_the_verdict_comes_first_then_the_odd_one_out_then_the_others(server: Fa
         "rank 1  pid 4243  main thread  waits for a lock",
         "    load_next_batch  train.py:6   lock.acquire()",
         "    main             train.py:20  load_next_batch()",
-        "  and 1 thread without code of the program",
+        "  and 1 thread outside the program's code",
         "",
         "7 ranks: 0, 2-7  main thread  waits in all_reduce",
         "    all_reduce  torch/distributed/distributed_c10d.py:2501  work.wait()",
         "    main        train.py:12                                 dist.all_reduce(loss)",
-        "  and 7 threads without code of the program",
+        "  and 7 threads outside the program's code",
         "",
         HINT,
     ]
@@ -130,13 +134,27 @@ def test_a_process_that_could_not_be_read_is_told_below_the_verdict_with_code_4(
     assert result.code == 4
     assert result.stdout.splitlines()[:4] == [
         "Rank 1 of 2 was not read; rank 0 waits in all_reduce (train.py:12).",
-        "rank 0  pid 4242: 1,200 more threads are beyond the daemon's limit",
+        "rank 0  pid 4242: 1,200 more threads were left out (limit of the daemon)",
         "rank 1  pid 4243: you may not read it",
         "",
     ]
     assert "rank 1  pid 4243  not read" in result.stdout
     group = run("stacks", "--rank", "all", "-o", "json").json()["groups"][1]
     assert (group["wait"], group["waits"], group["place"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(("uid", "told"), [(1000, True), (0, False)])
+def test_what_a_daemon_of_the_commands_own_cannot_read_is_told_with_roots_command(
+    server: FakeServer, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, told: bool
+) -> None:
+    reason = "the kernel does not let this daemon read it: that needs root or CAP_SYS_PTRACE"
+    server.profiler.stacks = [[read(None, 1, world=2, reason=reason)]]
+    (tmp_path / "kinetod.sock").symlink_to(server.address.removeprefix("unix:"))
+    monkeypatch.setattr(commands.stacks, "reachable_daemon", lambda _settings, _say: OwnDaemon(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setattr("sys.argv", ["kinetoctl", "stacks", "7"])
+    result = run("stacks", "7")
+    assert bool(re.search(r"^Root can read it: sudo \S+ -P -m kinetoctl stacks 7$", result.stderr, re.M)) == told
 
 
 def test_of_a_process_without_frames_what_the_kernel_says_stands_in_its_group(server: FakeServer, run: Run) -> None:
@@ -157,7 +175,7 @@ def test_of_a_process_without_frames_what_the_kernel_says_stands_in_its_group(se
 def test_without_a_condition_nothing_is_asked(server: FakeServer, run: Run) -> None:
     result = run("stacks")
     assert result.code == 2
-    assert "no process is selected: give its pid, or --command" in result.stderr
+    assert "no process is selected: give a pid, or --command" in result.stderr
     assert "`kinetoctl ps` lists candidates" in result.stderr
     assert server.profiler.requests == []
 
@@ -291,10 +309,10 @@ def test_watching_tells_for_how_long_each_group_is_seen_in_its_place(run: Run, l
     assert heads == [
         "rank 0  pid 4242  main thread  runs",
         "rank 1  pid 4243  main thread  waits for a lock",
-        "rank 1  pid 4243  main thread  waits for a lock  at each look for 5 s",
+        "rank 1  pid 4243  main thread  waits for a lock  at every look for 5 s",
         "rank 0  pid 4242  main thread  waits in all_reduce",
-        "rank 1  pid 4243  main thread  waits for a lock  at each look for 11 s",
-        "rank 0  pid 4242  main thread  waits in all_reduce  at each look for 6 s",
+        "rank 1  pid 4243  main thread  waits for a lock  at every look for 11 s",
+        "rank 0  pid 4242  main thread  waits in all_reduce  at every look for 6 s",
     ]
     assert result.stdout.count(HINT) == 1
 

@@ -125,7 +125,7 @@ def test_a_page_of_help_opens_scrolls_and_closes(server: FakeServer) -> None:
         terminal.press("?")
         terminal.until_text("select a process")
         terminal.press("G")
-        assert "leave; captures go on" in terminal.until_text("leave; captures go on")[-2]
+        assert "quit; captures continue" in terminal.until_text("quit; captures continue")[-2]
         terminal.press("q")
         terminal.until_text("processes, sorted")
 
@@ -184,7 +184,7 @@ def test_any_other_answer_than_y_starts_no_trace(server: FakeServer, top: Pseudo
 
 def test_explain_says_what_the_reason_code_of_the_last_trace_means(server: FakeServer, top: PseudoTerminal) -> None:
     top.press("e")
-    top.until_text("no trace of pid 4194000 that was started here has a reason code; d asks doctor about it")
+    top.until_text("no trace of pid 4194000 that was started here has a reason code; press d to check it with doctor")
     server.profiler.created = captures.capture(captures.target(4_194_000))
     server.profiler.watches = [[*traced(4_194_000, pb.VERDICT_FAILED, "AGENT_SILENT")]]
     top.press("ty")
@@ -212,7 +212,7 @@ def test_a_capture_that_runs_on_after_the_view_is_named(server: FakeServer, top:
     top.until_text("capture c0ffee of pid 4194000: PENDING")
     top.press("q")
     assert top.ended() == 0
-    assert "capture c0ffee of pid 4194000 goes on; `kinetoctl captures fetch c0ffee` downloads it" in top.printed
+    assert "capture c0ffee of pid 4194000 continues; `kinetoctl captures fetch c0ffee` downloads it" in top.printed
 
 
 def test_a_new_size_is_used_at_once(top: PseudoTerminal) -> None:

@@ -184,7 +184,7 @@ def test_done_without_a_file_is_not_believed(trace: Trace) -> None:
     trace.profiler.watches = [[ended(captures.target(state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_DONE))]]
     result = trace()
     assert result.code == 5
-    assert "the daemon reports DONE, but no file" in result.stderr
+    assert "the daemon reports DONE, but lists no file" in result.stderr
 
 
 def test_no_fetch_leaves_the_file_and_says_how_to_get_it(trace: Trace, tmp_path: Path) -> None:
@@ -212,8 +212,11 @@ def test_the_report_comes_behind_the_summary_and_its_exit_code_counts(trace: Tra
 
 def test_a_report_needs_the_files_and_is_in_tables(trace: Trace) -> None:
     for arguments, message in (
-        (("--no-fetch",), "--report reads the files that --no-fetch leaves in the daemon's store: leave out one"),
-        (("-o", "json"), "--report prints tables: leave it out, and run `kinetoctl report -o json`"),
+        (
+            ("--no-fetch",),
+            "--report needs the files that --no-fetch leaves in the daemon's store: use only one of them",
+        ),
+        (("-o", "json"), "--report only prints tables: leave it out, then run `kinetoctl report -o json`"),
     ):
         result = trace("--report", *arguments)
         assert (result.code, message in " ".join(result.stderr.split())) == (2, True), result.stderr
@@ -241,7 +244,7 @@ def test_a_refused_capture_tells_the_daemons_words(
     ("said", "told"),
     [
         ("spec.duration_ns: 2 h is longer than 10 min", "--duration: 2 h is longer than 10 min"),
-        ("spec.activity_types[0]: no source knows 'kernal'", "--activities: no source knows 'kernal'"),
+        ("spec.activity_types[0]: unknown activity type 'kernal'", "--activities: unknown activity type 'kernal'"),
         ("spec.labels['a b']: no key", "--label: no key"),
         ("spec.options.stack_sample_hz: must be 0 to 1000", "--stack-hz: must be 0 to 1000"),
         ("spec.buffer_limit_bytes: must not be negative", "--buffer-limit: must not be negative"),
@@ -377,7 +380,7 @@ def test_iterations_take_the_place_of_the_duration(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--duration", "1s", "--iterations", "3"], "--duration and --iterations exclude each other"),
+        (["--duration", "1s", "--iterations", "3"], "--duration and --iterations cannot be combined"),
         (["--roundup", "3"], "--roundup needs --iterations"),
         (["--or-duration", "5s"], "--or-duration needs --iterations"),
         (["--iterations", "3", "--warmup", "1s"], "use --warmup-iterations with --iterations"),
@@ -408,7 +411,7 @@ def test_wrong_usage_is_code_2_and_asks_nothing(trace: Trace, arguments: list[st
 def test_a_trace_of_nothing_in_particular_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_here(capsys, server.address, "trace")
     assert result.code == 2
-    assert "no process is selected: give its pid, or --command, --user, --rank, --gpu, --job-id, " in result.stderr
+    assert "no process is selected: give a pid, or --command, --user, --rank, --gpu, --job-id, " in result.stderr
     assert run_here(capsys, server.address, "trace", "--helpers").code == 2
 
 
@@ -481,7 +484,7 @@ def test_a_second_ctrl_c_leaves_at_once(server: FakeServer, tmp_path: Path) -> N
         _stdout, stderr = process.communicate(timeout=scaled(30))
     assert process.returncode == 130
     assert stderr.splitlines()[-2:] == [
-        "`kinetoctl captures fetch c0ffee` downloads what the daemon keeps of it",
+        "`kinetoctl captures fetch c0ffee` downloads the files that the daemon keeps",
         "interrupted: stopped at once",
     ]
 
@@ -494,7 +497,7 @@ def test_ctrl_c_when_all_processes_have_ended_stops_nothing(server: FakeServer, 
         _stdout, stderr = process.communicate(timeout=scaled(30))
     assert (process.returncode, stderr) == (
         130,
-        "capture c0ffee has ended already; press Ctrl-C again to exit at once\n",
+        "capture c0ffee has already ended; press Ctrl-C again to exit at once\n",
     )
     assert not [r for r in server.profiler.requests if isinstance(r, pb.CancelCaptureRequest)]
     assert (tmp_path / NAME).read_bytes() == CONTENT
@@ -522,7 +525,7 @@ def test_a_name_in_the_place_of_a_pid_is_answered_with_the_option_for_names(
     result = run_here(capsys, server.address, "trace", "train.py")
     assert (result.code, result.stderr.splitlines()[0]) == (
         2,
-        "error: PID: expected a process id, got 'train.py'; --command selects by the command line",
+        "error: PID: expected a process id, got 'train.py'; use --command to select by command line",
     )
 
 
@@ -557,7 +560,7 @@ def test_a_full_output_folder_is_an_error_that_says_what_to_do_and_nothing_half_
     result = Trace(server, full_disk, capsys)(*quiet)
     assert (result.code, list(full_disk.iterdir())) == (5, [])
     assert result.stderr.splitlines()[-2:] == [
-        f"error: pid 4242, rank 0: the disk of {full_disk} is full: {NAME} takes 300 KiB, 128 KiB are free; free "
+        f"error: pid 4242, rank 0: the disk of {full_disk} is full: {NAME} needs 300 KiB, 128 KiB are free; free up "
         "space there or choose another --output-dir",
         "The trace stays in the daemon's store: `kinetoctl captures fetch ID` downloads it again.",
     ]
@@ -577,7 +580,7 @@ def test_what_only_root_may_trace_is_told_with_the_command(
     daemon = OwnDaemon(tmp_path)
     end_with(daemon, Outcome(captures.capture(refused)))
     said = capsys.readouterr().err
-    assert bool(re.fullmatch(r"Root may trace it: sudo \S+ -P -m kinetoctl trace 7 --label 'a b=c'\n", said)) == bool(
+    assert bool(re.fullmatch(r"Root can trace it: sudo \S+ -P -m kinetoctl trace 7 --label 'a b=c'\n", said)) == bool(
         uid
     )
     assert not daemon.keeps_folder
@@ -591,5 +594,5 @@ def test_what_could_not_be_downloaded_stays_where_its_daemon_had_it(
     assert daemon.keeps_folder
     assert (
         capsys.readouterr().err
-        == f"That daemon ends now; `kinetod --state-dir {tmp_path}/state` serves its store again.\n"
+        == f"This command's daemon is stopping; to serve its store again: kinetod --state-dir {tmp_path}/state\n"
     )

@@ -97,7 +97,7 @@ def test_a_file_that_is_there_stays_and_the_trace_gets_its_usual_name(trace: Tra
     (tmp_path / "x_4242.json").write_text("another trace")
     result = trace("--kineto-config", "ACTIVITIES_LOG_FILE=x.json")
     assert result.code == 0
-    assert "x_4242.json exists and is not this trace; using the usual file name" in result.stderr
+    assert "x_4242.json already exists and is not this trace; using the usual file name" in result.stderr
     assert (tmp_path / "x_4242.json").read_text() == "another trace"
     assert (tmp_path / "kineto-gpu-7-4242-c0ffee.json").read_bytes() == CONTENT
 
@@ -155,7 +155,7 @@ def test_several_configurations_are_laid_over_each_other(trace: Trace, tmp_path:
 def test_options_of_operators_mean_nothing_without_operators_as_in_kineto(trace: Trace) -> None:
     result = trace("--kineto-config", "ACTIVITY_TYPES=kernel,PROFILE_REPORT_INPUT_SHAPES=1")
     assert config_notes(result) == [
-        "PROFILE_REPORT_INPUT_SHAPES: no effect: it describes cpu_op, which is not recorded"
+        "PROFILE_REPORT_INPUT_SHAPES: no effect: it applies to cpu_op, which is not recorded"
     ]
     assert not trace.spec().options.record_shapes
 

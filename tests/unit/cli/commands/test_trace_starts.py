@@ -59,8 +59,8 @@ def test_the_trace_begins_once_the_condition_is_met(trace: When) -> None:
     assert result.code == 0, result.stderr
     lines = result.stderr.splitlines()
     assert lines[:2] == [
-        "waiting for utilization < 30 % for 2 s on a GPU of the processes",
-        "GPU 0: utilization is 20 %; tracing",
+        "waiting until a GPU of the processes has utilization < 30 % for 2 s",
+        "GPU 0: utilization is 20 %; tracing now",
     ]
     assert trace.created() == 1
 
@@ -68,7 +68,7 @@ def test_the_trace_begins_once_the_condition_is_met(trace: When) -> None:
 def test_a_condition_that_is_not_met_ends_with_5_and_no_capture(trace: When) -> None:
     result = trace("--when", "utilization<10%")
     assert result.code == 5
-    assert "--when utilization < 10 % for 5 s: the daemon ended its samples" in result.stderr
+    assert "--when utilization < 10 % for 5 s: the daemon stopped sampling the GPUs" in result.stderr
     assert "kinetoctl top" in result.stderr
     assert trace.created() == 0
 
@@ -82,9 +82,9 @@ def test_quiet_waits_without_a_word(trace: When) -> None:
     ("arguments", "why"),
     [
         (["--when-within", "1h"], "--when-within needs --when"),
-        (["--when", "utilization<30%", "--start-at", "+10s"], "--when and a start time exclude each other"),
-        (["--when", "utilization<30%", "--host", "n1"], "--when watches the GPUs of one host"),
-        (["--when", "load>3"], "a GPU has no figure 'load'"),
+        (["--when", "utilization<30%", "--start-at", "+10s"], "--when and a start time cannot be combined"),
+        (["--when", "utilization<30%", "--host", "n1"], "--when works with a single host only"),
+        (["--when", "load>3"], "unknown GPU value 'load'"),
     ],
 )
 def test_what_does_not_go_with_it_is_a_usage_error(trace: When, arguments: list[str], why: str) -> None:
@@ -110,7 +110,7 @@ def test_a_daemon_that_cannot_wait_for_the_start_is_not_asked_to_record(
     command = ["trace", "--host", old_daemon.address, "--rank", "all", "--output-dir", str(tmp_path)]
     result = run_here(capsys, NOWHERE, *command)
     assert result.code == 5
-    assert "does not know this call" in result.stdout
+    assert "does not support this call" in result.stdout
     assert old_daemon.profiler.requests == []
     assert not list(tmp_path.iterdir())
 
@@ -125,7 +125,7 @@ def test_processes_are_listed_by_host(old_daemon: FakeServer, capsys: pytest.Cap
     [
         (("--require", "all"), "--require needs several hosts"),
         (("--no-merge",), "--no-merge needs several hosts"),
-        (("--host", "a", "--wait-for-user-profiler"), "hosts that start at the same time cannot wait"),
+        (("--host", "a", "--wait-for-user-profiler"), "several hosts start at the same time and cannot wait"),
         (("--hosts", "/no/such/file"), "there is no file '/no/such/file'"),
         (("--host", "a", "--host-address", "node:1"), "expected an address with {host}"),
         (("--host", "a", "--require", "most"), "'most' is not one of 'all', 'quorum', 'any'"),
@@ -164,12 +164,12 @@ def test_a_condition_has_a_figure_a_limit_and_how_long_it_has_to_hold(
         ("sm_active", "expected NAME<NUMBER"),
         ("sm_active=30%", "expected NAME<NUMBER"),
         ("sm_active<30% for", "expected NAME<NUMBER"),
-        ("sm_active<1.2.3", "the number '1.2.3'"),
-        ("sm_active<1e999", "the number '1e999'"),
-        ("sm_activity<30%", "a GPU has no figure 'sm_activity'; there are utilization, "),
-        ("sm_active<30", "sm_active is a share: give its limit from 0% to 100%"),
-        ("sm_active<-1%", "sm_active is a share"),
-        ("power_watts>90%", "power_watts is no share"),
+        ("sm_active<1.2.3", "'1.2.3' is not a number"),
+        ("sm_active<1e999", "'1e999' is not a number"),
+        ("sm_activity<30%", "unknown GPU value 'sm_activity'; expected one of utilization, "),
+        ("sm_active<30", "sm_active is a fraction: give its limit as 0% to 100%"),
+        ("sm_active<-1%", "sm_active is a fraction"),
+        ("power_watts>90%", "power_watts is not a fraction"),
         ("sm_active<30% for 0s", "expected a duration above zero"),
         ("sm_active<30% for soon", "soon"),
     ],

@@ -56,9 +56,9 @@ def test_the_option_takes_precedence_over_kinetos_key_which_says_so(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--counters="], "expected a set of `kinetoctl counters sets`"),
-        (["--counters=a.avg,,b"], "expected a set of `kinetoctl counters sets`"),
-        (["--counters", "1234"], "1234 is no set; where it is a process, write it before the option"),
+        (["--counters="], "expected a set listed by `kinetoctl counters sets`"),
+        (["--counters=a.avg,,b"], "expected a set listed by `kinetoctl counters sets`"),
+        (["--counters", "1234"], "1234 is not a counter set; if it is a process, put it before the option"),
         (["--counter-interval", "1ms"], "--counter-interval needs --counters"),
         (["--counters", "--counter-interval", "soon"], "'soon'"),
     ],
@@ -81,7 +81,7 @@ def test_each_gpu_has_a_line_with_what_was_sampled_lost_and_refused() -> None:
     lines = [line.replace("\N{NARROW NO-BREAK SPACE}", " ") for line in counter_lines(capture)]
     assert lines == [
         "counters of GPU 0 (H200): 1,000 samples of DRAM; lost 3 ms in 1 gap",
-        "counters of GPU 0 without nvlrx__bytes: GH100 has no such metric",
+        "counters of GPU 0 do not include nvlrx__bytes: GH100 has no such metric",
         "counters of GPU 1: ncu (process 7) has its counters [COUNTERS_BUSY]",
         "counters of GPU 2: 7 samples of DRAM; it was killed [COUNTERS_FAILED]",
     ]

@@ -57,7 +57,7 @@ def test_it_prints_its_address_serves_and_ends_with_ctrl_c(trace: Path) -> None:
         address = process.stdout.readline().strip()
         match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/enter#[\w-]{43}", address)
         assert match
-        assert "Ctrl-C ends it" in process.stderr.readline()
+        assert "press Ctrl-C to stop" in process.stderr.readline()
         with socket.create_connection(("127.0.0.1", int(match[1]))) as sock:
             sock.sendall(f"GET /enter HTTP/1.0\r\nHost: 127.0.0.1:{match[1]}\r\n\r\n".encode())
             assert b"200 OK" in sock.recv(65_536)
@@ -93,5 +93,5 @@ def test_a_template_has_a_path_and_a_line(text: str) -> None:
     ],
 )
 def test_everything_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected vscode, cursor, pycharm, or an address"):
+    with pytest.raises(ValueError, match="expected vscode, cursor, pycharm, or a URL"):
         parse_editor(text)

@@ -56,7 +56,7 @@ def test_the_summary_tells_file_content_losses_cost_and_how_to_open_it(monkeypat
         ("top Python", "  900 ms         90 samples  job/train.py(12): load_batch"),
         ("dropped", "cupti 7"),
         ("overhead", "start 12 ms, stop 1 ms, agent CPU 50 ms, step time \N{MULTIPLICATION SIGN}1.11"),
-        ("delays", "20 ms from the request to the first record, 400 ms from the last to the stored file"),
+        ("delays", "20 ms from the request to the first record, 400 ms from the last record to the stored file"),
         ("warning", "stayed attached: torch's profiler holds CUPTI"),
         ("analyse", "kinetoctl report t.json.gz"),
         ("open with", "kinetoctl open, or https://ui.perfetto.dev or chrome://tracing (drop the file there)"),
@@ -69,9 +69,9 @@ def test_a_program_that_stands_in_a_call_of_ours_is_told_first(monkeypatch: pyte
     target = full_target()
     target.standing.CopyFrom(pb.StandingCall(call="cuptiFinalize", since_ns=captures.START_NS, capture_id="c0ffee"))
     assert target_lines(pb.Capture(id="c0ffee"), target, {})[0] == (
-        "stands still",
+        "no progress",
         f"a thread of process {target.pid} has been inside cuptiFinalize for 1 min 30 s (capture c0ffee): it "
-        "waits until the GPU is idle, and the program's launches wait with it",
+        "is waiting for the GPU to become idle, and the program's launches wait with it",
     )
 
 
@@ -79,7 +79,7 @@ def test_of_a_pace_that_changed_the_least_cost_is_told() -> None:
     target = full_target()
     target.overhead.CopyFrom(pb.Overhead(start_ns=12_000_000, least_step_ratio=1.094))
     (line,) = (text for label, text in target_lines(captures.capture(target), target, {}) if label == "overhead")
-    assert line == "start 12 ms, step time \N{MULTIPLICATION SIGN}1.09 or more (its own pace changed)"
+    assert line == "start 12 ms, step time \N{MULTIPLICATION SIGN}1.09 or more (the program's own pace changed)"
 
 
 def test_a_live_attach_is_told_with_what_it_took() -> None:
@@ -96,8 +96,8 @@ def test_of_a_recording_by_libkineto_neither_cost_nor_losses_are_claimed() -> No
     target = captures.done_target()
     target.recorder = pb.RECORDER_KINETO
     lines = target_lines(captures.capture(target), target, {})
-    assert lines[0] == ("recorder", "the process's own libkineto, whose cost is not measured")
-    assert ("dropped", "unknown: libkineto does not tell") in lines
+    assert lines[0] == ("recorder", "the process's own libkineto (overhead not measured)")
+    assert ("dropped", "unknown: libkineto does not report it") in lines
 
 
 def python_lines(target: pb.Target) -> list[tuple[str, str]]:
@@ -125,7 +125,7 @@ def test_python_functions_are_told_with_their_hottest_lines_and_threads_with_wha
             " · 7 more waiting for the GIL",
         ),
         ("", "   10 ms          1 samples  a.py(1): f · line 2"),
-        ("threads", "of 411 samples 25% running, 2% waiting for the GIL, 74% idle"),
+        ("threads", "of 411 samples: 25% running, 2% waiting for the GIL, 74% idle"),
         ("no Python", "   1.2 s       40.0% of a core  pt_autograd_0 (thread 77)"),
     ]
 
@@ -144,7 +144,7 @@ def test_a_target_without_a_trace_has_only_its_reason() -> None:
     target = captures.target(verdict=pb.VERDICT_FAILED, reason_code="AGENT_SILENT", reason="no answer")
     assert target_lines(captures.capture(target), target, {}) == [
         ("reason", "no answer [AGENT_SILENT]"),
-        ("", "`kinetoctl explain AGENT_SILENT` says what to do"),
+        ("", "run `kinetoctl explain AGENT_SILENT` for advice"),
     ]
 
 
@@ -338,8 +338,8 @@ def test_below_the_rows_each_reason_code_is_named_once_with_the_command_that_exp
     refused = member("n1", error=Denied("no", reason_code="NO_ROLE"))
     without = member("n2", error=NotFound("no process matches", reason_code="NO_MATCH"))
     assert list(notes(fleet(member("n0", *dropped), refused, without, ranks=frozenset({0, 1})))) == [
-        "`kinetoctl explain NO_ROLE` says what to do",
-        "`kinetoctl explain RECORDS_DROPPED` says what to do",
+        "run `kinetoctl explain NO_ROLE` for advice",
+        "run `kinetoctl explain RECORDS_DROPPED` for advice",
     ]
 
 

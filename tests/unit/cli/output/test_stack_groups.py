@@ -43,7 +43,7 @@ def test_what_a_thread_does_is_told_without_the_daemon_s_words_too() -> None:
     assert does(pb.ThreadStack()) == "is in an unknown state"
 
 
-WAITS = "is busy without floating-point work or memory traffic, as a kernel that waits is"
+WAITS = "is busy without floating-point work or memory traffic, as with a kernel that is waiting"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ WAITS = "is busy without floating-point work or memory traffic, as a kernel that
         (pb.GpuSample(works=True, utilization=1.0, memory_utilization=0.0), WAITS),
         (pb.GpuSample(works=True, utilization=1.0, memory_utilization=0.3), "is busy 100 % of the time"),
         (pb.GpuSample(works=True, utilization=0.0, xid_errors={79: 1, 31: 2}), "is idle, with Xid 31, 79 reported"),
-        (pb.GpuSample(works=False), "does not answer: it has fallen off the bus or must be reset"),
+        (pb.GpuSample(works=False), "is not responding (it has fallen off the bus or must be reset)"),
         (pb.GpuSample(works=True), ""),
     ],
 )

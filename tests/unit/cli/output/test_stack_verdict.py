@@ -67,19 +67,21 @@ def test_late_ranks_are_named_up_to_three_and_counted_beyond() -> None:
 
 def test_ranks_that_wait_for_the_gpu_are_not_said_to_be_in_a_collective() -> None:
     assert said(*ranks(on_gpu(), at_lock(), *[on_gpu()] * 6)) == (
-        f"7 ranks wait for the GPU, rank 1 does not: it waits for {LOCK}."
+        f"7 ranks wait for the GPU, but rank 1 does not: it waits for {LOCK}."
     )
     assert said(*ranks(on_gpu(), at_lock(), in_collective())) == (
-        f"2 ranks wait in all_reduce or for the GPU, rank 1 does not: it waits for {LOCK}."
+        f"2 ranks wait in all_reduce or for the GPU, but rank 1 does not: it waits for {LOCK}."
     )
 
 
 def test_a_collective_without_a_name_is_not_taken_for_the_same_or_another_one() -> None:
     unknown = stacks.thread("waits for its collective", pb.WAIT_COLLECTIVE, stacks.frame("main", 12))
     assert said(*ranks(unknown, unknown, at_lock())) == (
-        f"2 ranks wait in a collective, rank 2 does not: it waits for {LOCK}."
+        f"2 ranks wait in a collective, but rank 2 does not: it waits for {LOCK}."
     )
-    assert said(*ranks(unknown, in_collective(), at_lock())).startswith("2 ranks wait in a collective, rank 2 does not")
+    assert said(*ranks(unknown, in_collective(), at_lock())).startswith(
+        "2 ranks wait in a collective, but rank 2 does not"
+    )
 
 
 def test_the_name_of_a_collective_may_come_from_its_frame() -> None:
@@ -184,10 +186,10 @@ def test_ranks_that_send_and_receive_do_not_disagree(pair: tuple[str, str]) -> N
         f"Both ranks wait in {where}, at train.py:12; no rank that was read is elsewhere."
     )
     assert said(*ranks(sends, receives, running())) == (
-        f"2 ranks wait in {where}, rank 2 does not: it runs in train_step (train.py:20)."
+        f"2 ranks wait in {where}, but rank 2 does not: it runs in train_step (train.py:20)."
     )
     assert said(*ranks(receives, receives, running())) == (
-        f"2 ranks wait in {pair[1]}, rank 2 does not: it runs in train_step (train.py:20)."
+        f"2 ranks wait in {pair[1]}, but rank 2 does not: it runs in train_step (train.py:20)."
     )
     assert "different" not in said(*ranks(sends, in_collective()))
     assert said(*ranks(in_collective(), sends, in_collective("barrier"))) == (
@@ -198,14 +200,14 @@ def test_ranks_that_send_and_receive_do_not_disagree(pair: tuple[str, str]) -> N
 
 def test_where_none_waits_for_others_the_few_come_before_the_many() -> None:
     assert said(*ranks(*[running()] * 3)) == "All 3 ranks run in train_step (train.py:20)."
-    assert said(*ranks(running(), running(31))) == "Both ranks run; the first, rank 0, in train_step (train.py:20)."
+    assert said(*ranks(running(), running(31))) == "Both ranks run; rank 0, for example, in train_step (train.py:20)."
     assert said(*ranks(running(), at_lock(), running(31))) == f"Rank 1 waits for {LOCK}, and 2 ranks run."
     assert said(*ranks(at_lock(), at_lock(), running())) == (
         f"Rank 2 runs in train_step (train.py:20), and 2 ranks wait for {LOCK}."
     )
     assert said(*ranks(*[at_lock()] * 3)) == f"All 3 ranks wait for {LOCK}."
     assert said(*ranks(at_lock(), running())) == (
-        f"2 ranks stand in different places: rank 0 waits for {LOCK} and rank 1 runs in train_step (train.py:20)."
+        f"2 ranks are in different places: rank 0 waits for {LOCK} and rank 1 runs in train_step (train.py:20)."
     )
 
 
@@ -215,7 +217,7 @@ ENDED = stacks.thread("has ended", pb.WAIT_NONE, state=pb.THREAD_STATE_ENDED)
 def test_a_process_that_has_ended_is_not_one_that_runs() -> None:
     assert said(*ranks(running(), ENDED, running(31))) == "Rank 1 has ended, and 2 ranks run."
     assert said(*ranks(ENDED, running())) == (
-        "2 ranks stand in different places: rank 0 has ended and rank 1 runs in train_step (train.py:20)."
+        "2 ranks are in different places: rank 0 has ended and rank 1 runs in train_step (train.py:20)."
     )
     assert said(*ranks(ENDED, ENDED)) == "Both ranks have ended."
     wordless = stacks.thread("", pb.WAIT_NONE, state=pb.THREAD_STATE_ENDED)
@@ -242,7 +244,7 @@ def test_processes_without_ranks_or_with_the_same_one_are_named_by_pids() -> Non
     )
     same = [read(on_gpu(), 0, pid=7), read(at_lock(), 0, pid=7)]
     assert said(*same, hosts=["n1", "n2"]) == (
-        f"Process 7 on n1 waits for the GPU, process 7 on n2 does not: it waits for {LOCK}."
+        f"Process 7 on n1 waits for the GPU, but process 7 on n2 does not: it waits for {LOCK}."
     )
 
 

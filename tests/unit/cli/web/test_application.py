@@ -87,7 +87,7 @@ def test_without_a_session_there_is_nothing_but_the_way_in(browser: Browser, ids
     stranger = Browser(browser.web)
     for path in ("/", "/live.json", "/sql", f"/c/{ids[0]}", f"/c/{ids[0]}/timeline/trace", "/no/such"):
         found = stranger.ask(path)
-        assert (found.status, "Token of that address" in found.text) == (401, True)
+        assert (found.status, "Token from that address" in found.text) == (401, True)
         assert ids[0] not in found.text
 
 

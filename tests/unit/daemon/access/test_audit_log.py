@@ -176,7 +176,8 @@ def test_on_a_full_disk_lines_go_to_the_log_and_none_is_half_in_the_file(
     assert [str(each["capture"])[:4] for each in (*before, *logged)] == [f"{number:04d}" for number in range(100)]
     assert before and last["call"] == "GetHost"
     assert [each.getMessage() for each in caplog.records if each.levelno > NOTICE] == [
-        f"the audit log {disk}/audit cannot be written: No space left on device; its lines go to this log until it can"
+        f"the audit log {disk}/audit cannot be written: No space left on device; its lines go to this log until it can "
+        "be written again"
     ]
 
 

@@ -95,7 +95,7 @@ def test_a_user_is_who_the_kernel_says() -> None:
 
 
 def test_a_connection_that_nobody_made_is_not_identified() -> None:
-    with pytest.raises(NotIdentified, match="does not know this connection"):
+    with pytest.raises(NotIdentified, match="cannot identify this connection"):
         asyncio.run(known(CONFIG, local()).caller("unix:", {}, None))
 
 
@@ -201,7 +201,7 @@ def test_a_certificate_has_the_roles_of_its_first_name_and_no_others() -> None:
     ("name", "text"),
     [
         (b"gone", "maps CN:gone to no-such-user, but this host has no such user"),
-        (b"mallory", "the certificate with CN:mallory is valid but stands for nobody"),
+        (b"mallory", "the certificate with CN:mallory is valid, but is not mapped to any user or role"),
         (b"ops\0", "CN:ops"),
         (b"\xff", "CN:\N{REPLACEMENT CHARACTER}"),
         (b"", "CN: is valid"),
@@ -408,7 +408,7 @@ def test_a_client_of_dynolog_on_this_host_is_its_user() -> None:
 
 
 def test_a_client_of_dynolog_on_another_host_is_nobody_unless_a_user_is_named() -> None:
-    with pytest.raises(NotPermitted, match=r"nothing identifies a client at 192\.0\.2\.7") as caught:
+    with pytest.raises(NotPermitted, match=r"the client at 192\.0\.2\.7 cannot be identified") as caught:
         who(known(CONFIG, FAR))
     assert caught.value.reason == "NOT_IDENTIFIED"
     user = pwd.getpwuid(1)
@@ -420,7 +420,7 @@ def test_a_client_of_dynolog_on_another_host_is_nobody_unless_a_user_is_named() 
 @pytest.mark.parametrize("user", ["root", "no-such-user", "nobody"])
 def test_clients_on_other_hosts_never_count_for_root(user: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callers_module, "unmapped", lambda: NOBODY)
-    with pytest.raises(NotPermitted, match="which is no user of this host, or root"):
+    with pytest.raises(NotPermitted, match="which is not a user of this host, or is root"):
         who(known(replace(CONFIG, dynolog_remote_user=user), FAR))
 
 

@@ -207,7 +207,7 @@ def test_a_user_whom_the_namespace_does_not_map_is_nobody(tmp_path: Path) -> Non
         subprocess.run([sys.executable, "-S", "-c", program], check=True)
         assert (
             server.stdout.readline()
-            == "its user does not exist in the daemon's user namespace (it appears there as uid 65534)\n"
+            == "the client's user does not exist in the daemon's user namespace (it appears there as uid 65534)\n"
         )
 
 

@@ -92,7 +92,7 @@ def test_where_a_request_names_pods_only_these_are_asked_about(cluster: fake.Api
 def test_pods_that_are_named_and_may_not_be_entered_are_refused(cluster: fake.ApiServer) -> None:
     reason, message = refused(cluster, pods=frozenset({"uid-secret-0"}))
     assert reason == "POD_EXEC_NEEDED"
-    assert message.startswith("the Kubernetes user ada may not create pods/exec on this pod")
+    assert message.startswith("the Kubernetes user ada is not allowed to create pods/exec on this pod")
     assert who(cluster, pods=frozenset({"uid-of-another-node"})).pods == frozenset()
 
 
@@ -103,7 +103,7 @@ def test_pods_that_are_named_and_may_not_be_entered_are_refused(cluster: fake.Ap
         ({"authorization": [b"Basic YTpi"]}, "the call has none"),
         ({"authorization": [b"Bearer "]}, "the call has none"),
         ({"authorization": [b"Bearer " + b"x" * 70_000]}, "the call has none"),
-        ({"authorization": [b"Bearer another"]}, "does not accept this token"),
+        ({"authorization": [b"Bearer another"]}, "did not accept this token"),
     ],
 )
 def test_without_a_token_that_the_api_server_knows_nobody_is_identified(
@@ -122,7 +122,7 @@ def test_where_the_api_server_refuses_us_everybody_is_refused(cluster: fake.ApiS
     cluster.forbidden.add((fake.ACCOUNT, at))
     reason, message = refused(cluster)
     assert reason == "KUBERNETES_UNAVAILABLE"
-    assert f"refuses kinetod's account for {at} (HTTP 403)" in message
+    assert f"denied kinetod's account access to {at} (HTTP 403)" in message
 
 
 def test_an_api_server_that_does_not_answer_is_a_refusal_that_says_so(cluster: fake.ApiServer) -> None:

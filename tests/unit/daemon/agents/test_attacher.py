@@ -234,7 +234,7 @@ def test_a_channel_of_another_process_is_refused() -> None:
 def test_a_channel_of_another_user_is_refused() -> None:
     async def scenario(parts: Parts) -> None:
         approved = replace(parts.approval().credentials, uids=(12345,) * 4)
-        with pytest.raises(AttachError, match="its channel was made by uid") as caught:
+        with pytest.raises(AttachError, match="its channel was created by uid") as caught:
             await parts.attacher.attach(parts.helper_key(), Approval(approved))
         assert caught.value.code is AttachCode.REPLACED
         assert len(parts.hub) == 0

@@ -58,11 +58,11 @@ def test_a_process_that_changes_its_user_all_the_time_is_told_as_that(code: Atta
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"up\n"
-            request, error = approved(process.pid), AttachError(code, "does not find its standard library")
+            request, error = approved(process.pid), AttachError(code, "cannot find its standard library")
             # A machine that is busy may keep it from running for as long as it is looked at.
             found = until(lambda: better(request, error), "it was seen to change")
             assert found.code is AttachCode.REPLACED
-            assert "credentials (its user ids were 0" in found.reason
+            assert "credentials (its user ids changed from 0" in found.reason
         finally:
             process.kill()
 

@@ -87,7 +87,8 @@ def test_a_refusal_has_the_helpers_code_and_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "why"), [("crash", "crashed (exit status 7)"), ("babble", "crashed"), ("channel-missing", "did not say")]
+    ("script", "why"),
+    [("crash", "crashed (exit status 7)"), ("babble", "crashed"), ("channel-missing", "gave no reason")],
 )
 def test_a_helper_that_fails_is_a_failed_attach(script: str, why: str) -> None:
     async def scenario(helpers: AttachHelpers) -> AttachError:
@@ -106,7 +107,7 @@ def test_another_helper_tries_again_until_six_have_been_killed(monkeypatch: pyte
     assert failure("killed").code is AttachCode.TRACED
     error = failure("killed-always")
     assert error.code is AttachCode.FAILED
-    assert "too little processor time" in error.reason
+    assert "too little CPU time" in error.reason
 
 
 def test_a_helper_that_overruns_its_deadline_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_cupti_that_is_not_loaded_is_found_in_the_environment(tmp_path: Path) 
     with subjects.python(f"import ctypes; ctypes.CDLL({str(native.fake_cuda())!r})", prefix=prefix) as pid:
         found = finding(diagnose(pid), "cupti")
     assert found.status is Status.OK
-    assert found.detail == f"{cupti}, not loaded yet, of CUDA 12.9 (version 28)"
+    assert found.detail == f"{cupti}, not loaded yet, from CUDA 12.9 (version 28)"
 
 
 def test_cupti_that_had_to_stay_because_of_graphs_is_told() -> None:
@@ -191,7 +191,8 @@ def test_a_process_of_its_own_looks() -> None:
     [
         (
             "import time; time.sleep(1000)",
-            "inspecting it took longer than 0.3 s: what it maps does not respond",
+            "inspecting it took longer than 0.3 s: a file that it has mapped may be on a file system that is not "
+            "responding",
         ),
         ("import os; os.abort()", "inspecting it failed; the daemon's log has the details"),
         ("print('junk')", "inspecting it failed; the daemon's log has the details"),

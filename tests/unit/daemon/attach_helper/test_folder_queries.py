@@ -86,7 +86,7 @@ def test_a_file_system_that_a_program_serves_is_not_entered(proc: Path, root: Pa
     os.close(descriptor)
     (proc / str(PID) / "mountinfo").write_text(line)
     said, _ = ask(proc, MAKE)
-    assert "lies on a file system that a program serves (fuse.sshfs)" in said["problem"]
+    assert "is on a FUSE file system (fuse.sshfs)" in said["problem"]
     assert "--recorder agent" in said["problem"]
     assert not list((root / "tmp").iterdir())
 

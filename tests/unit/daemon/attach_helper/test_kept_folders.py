@@ -102,10 +102,10 @@ def test_a_user_has_so_many_and_all_have_so_many(monkeypatch: pytest.MonkeyPatch
     async def use(folders: KeptFolders) -> None:
         first = await made(folders)
         monkeypatch.setattr(module, "MAX_PER_USER", 1)
-        assert "wait for the end of other captures" in await denied(folders)
+        assert "wait until other captures have ended" in await denied(folders)
         monkeypatch.setattr(module, "MAX_PER_USER", 10)
         monkeypatch.setattr(module, "MAX_FOLDERS", 1)
-        assert "wait for the end of other captures" in await denied(folders)
+        assert "wait until other captures have ended" in await denied(folders)
         folder = folders.get(OWN, first.name)
         assert folder is not None
         await folders.remove(folder)
@@ -149,11 +149,11 @@ def test_a_folder_that_does_not_answer_is_not_asked_again_and_its_user_waits_lon
     now = [1000.0]
 
     async def use(folders: KeptFolders) -> None:
-        assert "did not answer" in await denied(folders, only_try=True)
-        assert "are left alone for 60 s" in await denied(folders, only_try=True)
+        assert "did not respond" in await denied(folders, only_try=True)
+        assert "are not used for 60 s" in await denied(folders, only_try=True)
         now[0] += 61
         assert "are left alone" not in await denied(folders, only_try=True)
-        assert "are left alone for 120 s" in await denied(folders, only_try=True)
+        assert "are not used for 120 s" in await denied(folders, only_try=True)
 
     with_folders(use, script="hang", monotonic=lambda: now[0])
 

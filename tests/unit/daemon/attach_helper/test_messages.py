@@ -132,7 +132,7 @@ def test_a_packet_that_is_too_long_is_not_even_read() -> None:
 
 
 def test_another_version_is_told_apart_from_nonsense() -> None:
-    with pytest.raises(messages.WrongVersion, match="this side version 7") as caught:
+    with pytest.raises(messages.WrongVersion, match="this side speaks version 7") as caught:
         messages.request(struct.pack("<4sH", b"KATT", 8) + b"whatever comes then")
     assert caught.value.theirs == 8
 

@@ -10,10 +10,10 @@ def test_headers_are_read_by_name_and_comments_left_out() -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"no header", "line 1 is not `Name: value`"),
-        (b"a: b\nb c: d", "line 2 is not `Name: value`"),
+        (b"no header", "line 1 is not of the form `Name: value`"),
+        (b"a: b\nb c: d", "line 2 is not of the form `Name: value`"),
         (b"a: \x01", "line 1 is not"),
-        (b"\xff: x", "not ASCII"),
+        (b"\xff: x", "non-ASCII"),
         (b"Content-Type: text/plain", "sets content-type, which kinetod sets itself"),
         (b"".join(b"h%d: x\n" % number for number in range(40)), "has 40 headers; at most 32"),
     ],

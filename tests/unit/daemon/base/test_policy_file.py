@@ -48,7 +48,7 @@ def test_what_is_neither_is_looked_up_as_a_name(path: Path, entry: str | int) ->
 
 @pytest.mark.parametrize("entry", ["9-8", f"1-{LAST_UID + 1}", LAST_UID + 1])
 def test_a_range_that_holds_nobody_or_too_many_is_refused(path: Path, entry: str | int) -> None:
-    with pytest.raises(PolicyError, match=f"denied_users: '{entry}' is not a range of user ids"):
+    with pytest.raises(PolicyError, match=f"denied_users: '{entry}' is not a valid range of user ids"):
         users_of(CallersAndUsers(callers=[], denied_users=[entry]), path)
 
 
@@ -60,7 +60,7 @@ def test_not_everybody_may_ask(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda path: None, "No such file or directory; without it no caller is served"),
+        (lambda path: None, "No such file or directory; without this file no caller is served"),
         (lambda path: os.mkfifo(path, 0o600), "is not a regular file"),
         (lambda path: path.mkdir(0o700), "is not a regular file"),
         (lambda path: path.write_text("#" * (MAX_FILE_BYTES + 1)), f"is longer than {MAX_FILE_BYTES} bytes"),
@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_read_serves_nobody(path: Path, monkeypatch: pytes
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "read", fail)
-    with pytest.raises(PolicyError, match=f"^{path}: Input/output error; without it no caller is served"):
+    with pytest.raises(PolicyError, match=f"^{path}: Input/output error; without this file no caller is served"):
         read_policy(path, CallersAndUsers)
 
 
@@ -100,5 +100,5 @@ def test_a_file_that_others_can_write_is_refused(path: Path, mode: int, taken: b
     if taken:
         assert read_policy(path, CallersAndUsers) == CallersAndUsers()
     else:
-        with pytest.raises(PolicyError, match=f"writable by users other than root; chown root {path}"):
+        with pytest.raises(PolicyError, match=f"writable by users other than root; run chown root {path}"):
             read_policy(path, CallersAndUsers)

@@ -133,7 +133,7 @@ def test_a_socket_is_removed_once_nobody_has_it_open(tmp_path: Path, kind: int) 
         sock.bind(str(path))
         if kind != socket.SOCK_DGRAM:
             sock.listen()
-        with pytest.raises(StartError, match="something already listens on"):
+        with pytest.raises(StartError, match="something is already listening on"):
             unix_sockets.remove_stale_socket(path)
     unix_sockets.remove_stale_socket(path)
     assert not path.exists()
@@ -185,6 +185,6 @@ def test_a_socket_that_cannot_be_tried_stays(tmp_path: Path) -> None:
     folder.mkdir()
     with socket.socket(socket.AF_UNIX) as sock, contextlib.chdir(folder):
         sock.bind("s")
-    with pytest.raises(StartError, match=r"f/s cannot be checked: AF_UNIX path too long"):
+    with pytest.raises(StartError, match=r"f/s is in use: AF_UNIX path too long"):
         unix_sockets.remove_stale_socket(folder / "s")
     assert (folder / "s").is_socket()

@@ -43,7 +43,7 @@ def test_a_socket_path_must_be_absolute_and_fit() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("http://ci/hook", "would leave this host unencrypted"),
+        ("http://ci/hook", "would send data to another host unencrypted"),
         ("ftp://ci/hook", "expected https://host/path"),
         ("https:///hook", "expected https://host/path"),
         ("https://user:pw@ci/hook", "contains a user or password"),
@@ -118,7 +118,7 @@ def test_an_address_says_what_is_sent_where(text: str, form: ProfileForm, url: s
         ("otlp+https://me:secret@c", "hooks.profiles_headers"),
         ("otlp+https://c?key=1", "has a query or fragment"),
         ("otlp+https://c:99999", "out of range"),
-        ("otlp+http://c:4318", r"would leave this host unencrypted; use otlp\+https://"),
+        ("otlp+http://c:4318", r"would send data to another host unencrypted; use otlp\+https://"),
         ("otlp+grpc://c:4317", r"use otlp\+grpcs://"),
         ("otlp+grpcs://c", "host:port without a path"),
         ("otlp+grpcs://c:1/x", "host:port without a path"),

@@ -91,7 +91,7 @@ a = 1
         "FILE line 2: server.listen[1]: expected unix:/path or host:port, got 'nowhere'",
         "FILE line 6: captures.max_duration: '5 parsecs' is not a valid duration; expected for example "
         "500ms, 5s or 10min",
-        "FILE line 8: captures.max_trace_bytes: must be a string in quotes, not true or false",
+        "FILE line 8: captures.max_trace_bytes: must be a string in quotes, not a boolean",
         "KINETOD_ATTACH_DEADLINE: attach.deadline: 'soon' is not a valid duration; expected for example "
         "500ms, 5s or 10min",
     ]
@@ -112,8 +112,8 @@ def test_what_is_overridden_must_be_right_too(file: Path) -> None:
         ("[[captures]]\n", "FILE line 1: captures: is a section, not a key: write [captures]"),
         ("max_captures = 1\n", "FILE line 1: max_captures: there is no such key; did you mean captures.max_captures?"),
         ("zzz = 1\n", "FILE line 1: zzz: there is no such key"),
-        ("a = " + "[" * 100_000, "FILE: is not valid TOML: values are nested too deeply"),
-        ("#" * (1 << 21), "FILE: is not valid TOML: it is longer than 1048576 bytes"),
+        ("a = " + "[" * 100_000, "FILE: cannot be read as TOML: values are nested too deeply"),
+        ("#" * (1 << 21), "FILE: cannot be read as TOML: it is longer than 1048576 bytes"),
     ],
 )
 def test_what_is_no_configuration(file: Path, text: str, problem: str) -> None:
@@ -142,7 +142,7 @@ def test_a_secret_in_a_file_that_everybody_can_read_is_refused(file: Path, monke
     monkeypatch.setitem(BY_NAME, key.name, key)
     file.chmod(0o644)
     assert problems(file, "store.password = 'sesame'") == [
-        "FILE line 1: store.password: is a secret, and everybody can read the file (mode 0644); run chmod o-rwx FILE"
+        "FILE line 1: store.password: is a secret, but everybody can read the file (mode 0644); run chmod o-rwx FILE"
     ]
     file.chmod(0o640)
     assert loaded(file, "store.password = 'sesame'").config.log_level == "sesame"
@@ -151,7 +151,9 @@ def test_a_secret_in_a_file_that_everybody_can_read_is_refused(file: Path, monke
 
 def test_variables_that_mean_nothing_are_named(file: Path) -> None:
     found = loaded(file, "", {"KINETOD_MAX_DURATON": "5s", "KINETOD_CONFIG": str(file)})
-    assert found.warnings == ("kinetod has no variable KINETOD_MAX_DURATON; did you mean KINETOD_MAX_DURATION?",)
+    assert found.warnings == (
+        "kinetod has no environment variable KINETOD_MAX_DURATON; did you mean KINETOD_MAX_DURATION?",
+    )
 
 
 def test_rules_between_settings_name_the_key_and_its_source(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

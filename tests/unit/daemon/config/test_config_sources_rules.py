@@ -54,7 +54,7 @@ def test_other_mistakes_are_named(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"short")
     secret.chmod(0o600)
-    assert "a secret needs 16 or more: openssl rand" in problems(tmp_path, f'webhook_secret = "{secret}"')
+    assert "a secret needs at least 16: openssl rand" in problems(tmp_path, f'webhook_secret = "{secret}"')
 
 
 def test_profiles_need_headers_that_are_some(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_profiles_need_headers_that_are_some(tmp_path: Path) -> None:
     headers.write_text("Authorization = x")
     headers.chmod(0o600)
     asked = f'profiles = "pyroscope+https://p:4040"\nprofiles_headers = "{headers}"'
-    assert f"hooks.profiles_headers: {headers} line 1 is not `Name: value`" in problems(tmp_path, asked)
+    assert f"hooks.profiles_headers: {headers} line 1 is not of the form `Name: value`" in problems(tmp_path, asked)
     assert "hooks.profiles: expected otlp+https://host:4318" in problems(tmp_path, 'profiles = "https://p"')
 
 
@@ -102,25 +102,25 @@ def test_the_door_for_dynologs_clients_is_open_to_other_hosts_only_if_that_is_sa
     for harmless in ("loopback", "127.0.0.1:65406", "[::1]:1778", "unix:/run/kineto/dynolog"):
         assert dynolog_problems(tmp_path, f'rpc = "{harmless}"') == ""
     for address in ("0.0.0.0:1778", "[::]:1778", "10.0.0.7:1778"):
-        assert "the protocol does not authenticate them" in dynolog_problems(tmp_path, f'rpc = "{address}"')
+        assert "Dynolog's protocol does not authenticate them" in dynolog_problems(tmp_path, f'rpc = "{address}"')
         assert dynolog_problems(tmp_path, f'rpc = "{address}"\nallow_remote = true') == ""
 
 
 def test_forwarded_ports_of_kubernetes_do_not_end_at_the_door_for_dynologs_clients(tmp_path: Path) -> None:
     kubernetes = '[access]\nkubernetes = true\n[kubernetes]\nnode_name = "n"\n'
-    assert "socket of root" in dynolog_problems(tmp_path, 'rpc = "loopback"', kubernetes)
+    assert "socket owned by root" in dynolog_problems(tmp_path, 'rpc = "loopback"', kubernetes)
     assert dynolog_problems(tmp_path, 'rpc = "unix:/run/kineto/dynolog"', kubernetes) == ""
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('compat = "dynolog"', "metrics.compat: serves nothing without metrics.listen"),
+        ('compat = "dynolog"', "metrics.compat: has no effect without metrics.listen"),
         ('compat = "collectd"', "metrics.compat: 'collectd' is not one of off, dynolog"),
-        ('gpu_interval = "10s"', "metrics.gpu_interval: writes nothing without metrics.json_log"),
+        ('gpu_interval = "10s"', "metrics.gpu_interval: has no effect without metrics.json_log"),
         ('gpu_interval = "10ms"\njson_log = "log"', "metrics.gpu_interval: must be 0 or at least 1s"),
         ('json_log = "metrics.log"', "metrics.json_log: 'metrics.log' is neither 'log' nor an absolute path"),
-        ('host_interval = "0"', "metrics.host_interval: must be 1s or more"),
+        ('host_interval = "0"', "metrics.host_interval: must be at least 1s"),
     ],
 )
 def test_metrics_under_other_names_that_would_do_nothing_or_too_much_are_refused(

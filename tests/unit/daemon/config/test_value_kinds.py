@@ -61,21 +61,21 @@ def test_what_a_file_may_say(kind: Kind[Any], toml: object, value: Any) -> None:
     [
         (Duration(), "5 parsecs", "'5 parsecs' is not a valid duration; expected for example 500ms, 5s or 10min"),
         (Duration(), "x" * 100, f"'{'x' * 77}…' is not a valid duration; expected for example 500ms, 5s or 10min"),
-        (Duration(), True, "must be a string in quotes, not true or false"),
+        (Duration(), True, "must be a string in quotes, not a boolean"),
         (Duration(), "0s", "must be greater than 0, got 0"),
         (Duration(), "-1s", "must be greater than 0, got -1s"),
-        (Duration(least_ns=0), "-1s", "must be 0 or more, got -1s"),
-        (Duration(), "100000d", "must be 3650d or less"),
+        (Duration(least_ns=0), "-1s", "must be at least 0, got -1s"),
+        (Duration(), "100000d", "must be at most 3650d"),
         (Size(), "much", "'much' is not a valid size; expected for example 128MiB, 8GiB or 4096"),
-        (Size(), 1.5, "must be a string in quotes, not a fraction"),
-        (Size(), MAX_INT64 + 1, f"must be {MAX_INT64} or less"),
-        (Count(1, 64), 65, "must be 64 or less"),
-        (Count(1, 64), "3", "must be a whole number, not a text"),
-        (Count(1), True, "must be a whole number, not true or false"),
-        (Switch(), "yes", "must be true or false, not a text"),
+        (Size(), 1.5, "must be a string in quotes, not a decimal number"),
+        (Size(), MAX_INT64 + 1, f"must be at most {MAX_INT64}"),
+        (Count(1, 64), 65, "must be at most 64"),
+        (Count(1, 64), "3", "must be a whole number, not a string"),
+        (Count(1), True, "must be a whole number, not a boolean"),
+        (Switch(), "yes", "must be true or false, not a string"),
         (Choice("debug", "info"), "loud", "'loud' is not one of debug, info"),
         (FolderPath(), "captures", "'captures' is not an absolute path; it must begin with /"),
-        (FolderPath(), "", "is empty; write a path"),
+        (FolderPath(), "", "is empty; expected a path"),
         (FolderPath(), "/a\0b", "contains a NUL character"),
         (Text(), "x" * 5000, "is longer than 4096 characters"),
         (Text(), {}, "must be a string in quotes, not a table"),
@@ -164,7 +164,7 @@ def test_files_must_exist_and_secret_ones_be_private(tmp_path: Path) -> None:
 
 def test_credentials_are_where_the_service_manager_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
-    with pytest.raises(ValueError, match="'credential:tls': the service manager has loaded no credentials"):
+    with pytest.raises(ValueError, match="'credential:tls': the service manager has passed no credentials"):
         SecretFile().check("credential:tls")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     (tmp_path / "tls").touch(0o400)
@@ -173,5 +173,5 @@ def test_credentials_are_where_the_service_manager_says(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("name", ["", "..", "../shadow", "a/b"])
 def test_a_credential_is_a_plain_name(name: str) -> None:
-    with pytest.raises(ValueError, match="names no credential"):
+    with pytest.raises(ValueError, match="does not name a credential"):
         credential_path(f"credential:{name}", {"CREDENTIALS_DIRECTORY": os.sep})

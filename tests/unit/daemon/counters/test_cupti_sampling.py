@@ -246,7 +246,7 @@ def test_a_chip_without_a_timer_is_sampled_by_its_clock(fake: FakePmSampling) ->
 
 def test_a_held_gpu_is_busy(fake: FakePmSampling) -> None:
     fake.play("fail=cuptiPmSamplingSetConfig:26")
-    with pytest.raises(CounterError, match="another process has its counters") as told:
+    with pytest.raises(CounterError, match="another process is using its counters") as told:
         Run(fake.backend())
     assert told.value.code is CounterCode.BUSY
 
@@ -285,7 +285,7 @@ def test_a_gpu_that_would_give_wrong_counters_or_none_is_listed_with_the_reason_
     assert "cuptiPmSamplingEnable" not in fake.calls()
 
 
-@pytest.mark.parametrize(("result", "reason"), [(100, "the driver sees no GPU"), (999, "the driver does not work")])
+@pytest.mark.parametrize(("result", "reason"), [(100, "the driver sees no GPU"), (999, "the driver failed")])
 def test_a_host_without_a_gpu_that_works_is_told_so(fake: FakePmSampling, result: int, reason: str) -> None:
     fake.play(f"cuinit={result}")
     with pytest.raises(CounterError, match=reason) as told:
@@ -305,7 +305,7 @@ def test_metrics_of_a_set_that_do_not_fit_or_exist_are_left_out_with_the_reason(
     assert [
         (each.name.partition(".")[0], each.why)
         for each in backend.plan(GPU, WantedCounters(set_name="tensor")).left_out
-    ] == [("sm__pipe_fma_cycles_active", "it needs 2 passes beside the others")]
+    ] == [("sm__pipe_fma_cycles_active", "it needs 2 passes together with the others")]
     links = backend.plan(GPU, WantedCounters(set_name="interconnect"))
     assert {each.why for each in links.left_out} == {"GH100 does not have it"}
     assert [metric.label for metric in links.metrics] == ["PCIe read", "PCIe write", "GPU busy", "DRAM"]
@@ -336,12 +336,12 @@ def test_where_a_chip_has_both_metrics_the_cheaper_one_is_taken(fake: FakePmSamp
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (("foo__bar.sum",), "GH100 has no metric 'foo__bar.sum'; `kinetoctl counters list --metrics` has all"),
+        (("foo__bar.sum",), "GH100 has no metric 'foo__bar.sum'; `kinetoctl counters list --metrics` lists all"),
         (("sm__inst_executed_pipe_tensor.sum",), "needs 2 passes on GH100"),
-        (("sm__pipe_fma_cycles_active.avg", "dram__throughput.avg"), "these 2 metrics need 2 passes together"),
+        (("sm__pipe_fma_cycles_active.avg", "dram__throughput.avg"), "together these 2 metrics need 2 passes"),
         (("dram__throughput.avg", "dram__throughput.avg"), "is named twice"),
-        (("dram__throughput.avg", "overview"), "'overview' is a set, which is named alone"),
-        ((), "name one set, or metrics"),
+        (("dram__throughput.avg", "overview"), "'overview' is a set, which must be named alone"),
+        ((), "name either one set or individual metrics"),
     ],
 )
 def test_metrics_that_a_user_names_all_fit_or_are_refused(

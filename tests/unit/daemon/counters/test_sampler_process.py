@@ -109,7 +109,7 @@ def test_who_comes_second_on_a_host_is_refused_and_does_not_disturb_the_first(
     async def body(client: CounterClient) -> None:
         recording = await record_counters(client, into(tmp_path, GPUS[:1]), OVERVIEW, MS)
         second = CounterClient(fake.child(), answer_s=scaled(30))
-        with pytest.raises(CounterError, match="has its counters, which one process can have at a time") as told:
+        with pytest.raises(CounterError, match="is using its counters, and only one process can") as told:
             await second.start(GPUS[0], OVERVIEW, MS)
         assert told.value.code is CounterCode.BUSY
         await second.stop()
@@ -145,7 +145,7 @@ def test_a_file_of_its_largest_size_ends_the_sampling_with_the_reason(fake: Fake
         recording.close()
         assert (result.losses.code, result.losses.reason) == (
             CounterCode.FAILED,
-            "the counters end early: the file has its largest size",
+            "sampling ended early: the file has reached its maximum size",
         )
         assert rows(result) <= 100
 
@@ -190,7 +190,7 @@ def test_a_child_that_nobody_asks_ends_and_the_next_caller_starts_it_again(fake:
 def test_a_program_that_does_not_serve_is_told(tmp_path: Path) -> None:
     async def ask() -> None:
         client = CounterClient(CountersChild(command=(sys.executable, "-S", "-c", "")))
-        with pytest.raises(CounterError, match=r"kinetod-counters (has ended|ends as soon as it is started)"):
+        with pytest.raises(CounterError, match=r"kinetod-counters (has ended|exits as soon as it is started)"):
             await client.gpus()
         await client.stop()
         with pytest.raises(CounterError, match=r"is kinetod-counters\.socket enabled\?"):

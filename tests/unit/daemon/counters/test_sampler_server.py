@@ -71,7 +71,7 @@ def test_a_gpu_has_one_sampling_at_a_time_and_another_one_its_own() -> None:
             first = await client.start("GPU-0", OVERVIEW, MS)
             error = await refused(client)
             assert error.code is CounterCode.BUSY
-            assert "kinetod samples its counters for another request" in error.reason
+            assert "kinetod is sampling its counters for another request" in error.reason
             other = await client.start("GPU-1", OVERVIEW, MS)
             assert [await ended(first), await ended(other)] == ["", ""]
             await soon(lambda: not connections.service.held, "the GPUs are free")
@@ -95,11 +95,11 @@ def test_a_caller_that_dies_frees_its_gpu() -> None:
 def test_who_holds_the_counters_is_named() -> None:
     async def ask() -> None:
         backend = MemoryBackend()
-        backend.error = CounterError(CounterCode.BUSY, "another process has its counters")
+        backend.error = CounterError(CounterCode.BUSY, "another process is using its counters")
         async with serving(backend) as (client, _):
             error = await refused(client)
             assert error.code is CounterCode.BUSY
-            assert error.reason.startswith("GPU GPU-0: Nsight Compute (process 7) has its counters")
+            assert error.reason.startswith("GPU GPU-0: Nsight Compute (process 7) is using its counters")
 
     asyncio.run(ask())
 
@@ -117,7 +117,7 @@ def test_a_driver_that_hangs_is_refused_in_time_and_nothing_new_is_begun_until_i
             connections.service.work_s = 0.05
             assert "the driver did not answer within" in (await refused(client)).reason
             assert connections.service.hung
-            assert "the driver does not answer" in (await refused(client)).reason
+            assert "the driver is not responding" in (await refused(client)).reason
             monkeypatch.setattr("kinetod.counters.sampler_server.STOP_S", scaled(20))
             assert await ended(served) == ""  # those who are being served go on
             backend.hang.set()
@@ -135,7 +135,7 @@ def test_a_sampling_that_does_not_end_is_told_and_counts_as_hung(monkeypatch: py
         backend.ends = threading.Event()
         async with serving(backend) as (client, connections):
             reason = await ended(await client.start("GPU-0", OVERVIEW, MS))
-            assert "kinetod-counters has ended or does not answer" in reason
+            assert "kinetod-counters has ended or is not responding" in reason
             assert connections.service.hung
             backend.ends.set()
             await soon(lambda: not connections.service.hung, "it has ended")
@@ -146,7 +146,7 @@ def test_a_sampling_that_does_not_end_is_told_and_counts_as_hung(monkeypatch: py
 def test_a_user_who_is_not_named_is_refused() -> None:
     async def ask() -> None:
         async with serving(MemoryBackend(), may_ask=lambda uid: uid != os.geteuid()) as (client, _):
-            with pytest.raises(CounterError, match=r"uid \d+ may not ask kinetod-counters") as told:
+            with pytest.raises(CounterError, match=r"uid \d+ is not allowed to use kinetod-counters") as told:
                 await client.gpus()
             assert told.value.code is CounterCode.NOT_PERMITTED
 

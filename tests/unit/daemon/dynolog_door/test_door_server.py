@@ -34,7 +34,7 @@ class Answering:
         assert self.server is not None
         self.asked.append((self.server.peer(connection), body))
         if not self.understands:
-            raise BadFrame("an unknown function")
+            raise BadFrame("unknown function")
         return {"status": 1}
 
 
@@ -140,7 +140,7 @@ def test_a_taken_port_is_explained_and_opened_when_it_is_free() -> None:
 
         async def work(server: DynologServer, _answering: Answering) -> None:
             assert server.listening_at == []
-            assert f"127.0.0.1:{port} is taken by process {os.getpid()}" in server.problem
+            assert f"127.0.0.1:{port} is in use by process {os.getpid()}" in server.problem
             assert f"process {os.getpid()}" in await server.holder()
             taken.close()
             await soon(lambda: not server.problem, "the door opens")

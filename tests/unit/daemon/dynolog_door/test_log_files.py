@@ -29,7 +29,7 @@ OWN = os.getuid()
 TRACE = b'{"traceEvents": []}'
 ME = caller(OWN)
 NOT_ENABLED = (
-    "this daemon runs as uid 61001 and cannot write files as uid 61002; the writer service, which could, is not "
+    "this daemon runs as uid 61001 and cannot write files as uid 61002; the writer service could, but is not "
     "enabled: enable it with `systemctl enable --now kinetod-writer.socket`"
 )
 log = logging.getLogger(__name__)
@@ -116,11 +116,11 @@ def test_the_next_daemon_keeps_the_promise(place: Place) -> None:
 @pytest.mark.parametrize(
     ("path", "who", "why"),
     [
-        ("/elsewhere/t.json", ME, "/elsewhere is below no folder of dynolog.log_roots"),
-        ("{logs}/../t.json", ME, "{logs}/.. is below no folder of dynolog.log_roots"),
+        ("/elsewhere/t.json", ME, "/elsewhere is not inside any folder of dynolog.log_roots"),
+        ("{logs}/../t.json", ME, "{logs}/.. is not inside any folder of dynolog.log_roots"),
         ("t.json", ME, ". is not an absolute path"),
         ("{logs}/t.json", caller(61002), NOT_ENABLED),
-        ("{logs}/t.json", caller(None, name="CN:x"), "the certificate CN:x is no user of this host"),
+        ("{logs}/t.json", caller(None, name="CN:x"), "the certificate CN:x is not a user of this host"),
     ],
 )
 def test_what_cannot_be_written_is_said_when_it_is_asked_for(place: Place, path: str, who: Caller, why: str) -> None:
@@ -137,7 +137,7 @@ def test_what_cannot_be_written_is_said_when_it_is_asked_for(place: Place, path:
     ("folder", "told", "noted"),
     [
         ("{logs}", "", ["written"]),
-        ("/elsewhere", "not written: /elsewhere is below no folder of dynolog.log_roots", []),
+        ("/elsewhere", "not written: /elsewhere is not inside any folder of dynolog.log_roots", []),
     ],
 )
 def test_only_a_file_that_can_be_written_is_promised(
@@ -189,7 +189,7 @@ def test_a_writer_that_fails_or_hangs_is_a_reason_too(place: Place, monkeypatch:
     for command, why in (
         (("/bin/false",), "the writing process failed: exit status 1"),
         (("/bin/echo", "[1]"), "the writing process failed: exit status 0"),
-        (("/bin/sleep", "60"), "the folder did not answer within 0.2 s"),
+        (("/bin/sleep", "60"), "the folder did not respond within 0.2 s"),
         (("/nonexistent",), "the writing process failed: [Errno 2]"),
     ):
         check_s = 0.2 if "/bin/sleep" in command else scaled(20)
@@ -207,7 +207,7 @@ def test_a_writer_that_fails_or_hangs_is_a_reason_too(place: Place, monkeypatch:
     [
         (0, True, Status.OK, "this daemon writes traces below {logs}"),
         (OWN, False, Status.OK, "this daemon writes traces below {logs}"),
-        (61001, True, Status.PROBLEM, f"no trace is written below {{logs}}: {NOT_ENABLED}"),
+        (61001, True, Status.PROBLEM, f"traces cannot be written below {{logs}}: {NOT_ENABLED}"),
     ],
 )
 def test_a_diagnosis_says_whether_traces_can_be_written(
@@ -242,7 +242,7 @@ def test_roots_that_change_before_the_capture_ends_are_those_that_count(place: P
     place.play(work)
     assert list(place.logs.iterdir()) == []
     (line,) = place.audited()
-    assert line["problem"] == f"{place.logs} is below no folder of dynolog.log_roots"
+    assert line["problem"] == f"{place.logs} is not inside any folder of dynolog.log_roots"
 
 
 async def fails() -> None:

@@ -152,7 +152,7 @@ def test_an_integrated_gpu_counts_where_it_is_the_only_one(host: DrmHost) -> Non
 
 
 def test_a_host_without_such_gpus_says_so(host: DrmHost) -> None:
-    with pytest.raises(LibraryError, match="no GPU of AMD or Intel") as caught:
+    with pytest.raises(LibraryError, match="no AMD or Intel GPU") as caught:
         DrmGpus(host.proc, host.sys).open()
     assert caught.value.state is LibraryState.ABSENT
 

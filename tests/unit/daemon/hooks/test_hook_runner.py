@@ -87,7 +87,7 @@ def test_a_refusal_is_told_without_the_headers_even_if_the_receiver_says_them(
 def test_a_sender_that_crashes_is_told_with_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script(monkeypatch, tmp_path, "echo MemoryError >&2", "exit 3")
     outcome = called(hook())
-    assert outcome.text == "cannot be called: its process ended with status 3: MemoryError"
+    assert outcome.text == "cannot be called: its process exited with status 3: MemoryError"
     assert outcome.again
 
 
@@ -209,7 +209,7 @@ def test_without_retries_and_after_their_time_there_is_one_try(caplog: pytest.Lo
     run([hook], act, hook_retry_ns=0)
     run([late], act)
     assert (len(hook.told), len(late.told)) == (1, 1)
-    assert "hook hook of capture c1, try 1: no" in caplog.text
+    assert "hook hook of capture c1, attempt 1: no" in caplog.text
 
 
 def test_few_run_at_a_time_and_each_hook_has_its_own_places() -> None:
@@ -243,7 +243,7 @@ def test_what_comes_on_top_of_the_waiting_ones_is_dropped(caplog: pytest.LogCapt
     run([hook], act)
     assert len(hook.told) == MAX_WAITING
     assert count("dropped") - before == 3
-    assert f"{MAX_WAITING} captures wait for it; it is not called for c{MAX_WAITING}" in caplog.text
+    assert f"{MAX_WAITING} captures are waiting already; not called for c{MAX_WAITING}" in caplog.text
 
 
 def test_a_stop_lets_what_waits_run_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,4 +87,4 @@ def test_a_sender_that_crashes_tells_no_secret_of_the_address(monkeypatch: pytes
     crash = "echo no address: /services/T0KENpathT0KENpath; exit 1"
     monkeypatch.setattr(hook_runner, "_WEBHOOK_COMMAND", ("/bin/sh", "-c", crash))
     outcome = told("http://127.0.0.1:1/services/T0KENpathT0KENpath")
-    assert outcome.text == "cannot be called: its process ended with status 1: no address: /services/(hidden)"
+    assert outcome.text == "cannot be called: its process exited with status 1: no address: /services/(hidden)"

@@ -73,12 +73,12 @@ def test_a_refusal_that_repeats_a_secret_is_cut_behind_it_and_not_within(before:
     [
         (
             b"HTTP/1.1 407 Not as %s\r\n\r\n",
-            "the proxy in https_proxy answered 407: set its user and password there, or name the host in no_proxy",
+            "the proxy in https_proxy answered 407: add user and password to it, or add the host to no_proxy",
             False,
         ),
         (
             b"HTTP/1.1 502 Not as %s\r\n\r\n",
-            "the proxy in https_proxy answered 502: ask who runs it, or name the host in no_proxy",
+            "the proxy in https_proxy answered 502: ask whoever runs it, or add the host to no_proxy",
             True,
         ),
         (b"%s\r\n\r\n", "cannot be reached: (hidden)", True),

@@ -126,7 +126,7 @@ def test_over_grpc_with_tls_the_receiver_s_certificate_is_checked(folder: Path, 
         assert answer.text.startswith("target 1-9: answered UNAVAILABLE: ")
         ca.unlink()
         answer, _ = sent(delivery)
-    assert (answer.again, answer.text.partition(" cannot be read")[0]) == (True, "target 1-9: the authorities")
+    assert (answer.again, answer.text.partition(" cannot be read")[0]) == (True, "target 1-9: the CA certificates")
 
 
 @pytest.mark.usefixtures("made")
@@ -217,7 +217,8 @@ def test_headers_come_from_a_file_and_one_that_is_none_is_refused(
     assert {push.headers["x-scope-orgid"] for push in receiver.pushes} == {"team"}
     file.write_text("no header")
     answer, _ = sent(delivery)
-    assert answer == ReceiverAnswer(text=f"the headers {file} cannot be used: line 1 is not `Name: value`", again=True)
+    text = f"the headers file {file} cannot be used: line 1 is not of the form `Name: value`"
+    assert answer == ReceiverAnswer(text=text, again=True)
 
 
 def test_a_trace_with_nothing_to_tell_is_done_without_a_request(receiver: ProfileReceiver, tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_a_damaged_trace_is_told_and_the_others_are_sent(receiver: ProfileReceiv
         save_columns(profiled(pid=pid), tmp_path / "targets" / f"{pid}-9" / "columns")
     (tmp_path / "targets" / "1-9" / "columns" / "kernel.parquet").write_bytes(b"nothing")
     answer, names = sent(to(receiver, tmp_path))
-    assert answer.text.startswith("target 1-9: its profile cannot be made: ")
+    assert answer.text.startswith("target 1-9: its profile cannot be created: ")
     assert (answer.again, names) == (False, ["2-9"])
 
 
@@ -246,7 +247,7 @@ def test_the_process_that_reads_a_trace_can_read_nothing_else(
     target.mkdir(parents=True)
     (target / "columns").symlink_to(folder / "targets" / "1-9" / "columns")  # of another capture
     answer, names = sent(to(receiver, tmp_path, ["1-9"]))
-    assert answer.text.startswith("target 1-9: its profile cannot be made: ")
+    assert answer.text.startswith("target 1-9: its profile cannot be created: ")
     assert (names, receiver.pushes) == ([], [])
 
 
@@ -254,7 +255,7 @@ def test_the_process_that_reads_a_trace_has_little_memory_and_no_way_around_it(
     receiver: ProfileReceiver, folder: Path
 ) -> None:
     answer, names = sent(to(receiver, folder, memory_bytes=1 << 20))
-    assert answer.text.count("its profile cannot be made: ") == 2
+    assert answer.text.count("its profile cannot be created: ") == 2
     assert names == []
 
 
@@ -263,7 +264,7 @@ def test_a_message_that_takes_too_long_to_make_is_tried_again(
 ) -> None:
     monkeypatch.setattr(child, "python", lambda *_: ("/bin/sleep", "60"))
     answer, _ = sent(to(receiver, folder, timeout_s=0.2))
-    assert (answer.text, answer.again) == ("target 1-9: making its profile took too long; raise hooks.timeout", True)
+    assert (answer.text, answer.again) == ("target 1-9: creating its profile took too long; raise hooks.timeout", True)
 
 
 def test_a_message_without_an_end_is_cut_off(
@@ -272,12 +273,12 @@ def test_a_message_without_an_end_is_cut_off(
     monkeypatch.setattr(profile_sender, "MAX_PAYLOAD_BYTES", 1 << 20)
     monkeypatch.setattr(child, "python", lambda *_: ("/bin/sh", "-c", "printf +; cat /dev/zero"))
     answer, _ = sent(to(receiver, folder, sent=["2-9"]))
-    assert answer == ReceiverAnswer(text="target 1-9: its profile has more than 1 MiB")
+    assert answer == ReceiverAnswer(text="target 1-9: its profile is larger than 1 MiB")
 
 
 def test_a_target_whose_files_are_gone_is_a_failure(receiver: ProfileReceiver, folder: Path) -> None:
     answer, names = sent(to(receiver, folder, ["3-9", "2-9"]))
-    assert (answer, names) == (ReceiverAnswer(text="target 3-9: its files are no longer here"), ["2-9"])
+    assert (answer, names) == (ReceiverAnswer(text="target 3-9: its files are no longer in the store"), ["2-9"])
 
 
 @pytest.mark.usefixtures("made")

@@ -46,10 +46,10 @@ def test_all_checks_are_made_on_this_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "deadline_s", "why"),
     [
-        (f"{SAY} sys.stdin = open(0); import signal; signal.pause()", scaled(2), "did not end within "),
+        (f"{SAY} sys.stdin = open(0); import signal; signal.pause()", scaled(2), "did not finish within "),
         (f"{SAY} import os; os.kill(os.getpid(), 9)", 20, "failed (exit status -9)"),
-        (f"{SAY} raise SystemExit(0)", 20, "it ended early"),
-        (f"{SAY} print('nonsense')", 20, "its answer is invalid"),
+        (f"{SAY} raise SystemExit(0)", 20, "the check process ended early"),
+        (f"{SAY} print('nonsense')", 20, "sent an invalid answer"),
     ],
     ids=["hangs", "crashes", "ends early", "talks nonsense"],
 )

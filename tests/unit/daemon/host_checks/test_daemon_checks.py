@@ -37,7 +37,7 @@ def test_a_disk_without_room_for_files_or_that_is_read_only_is_a_problem(
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**disk))
     assert (store_found(tmp_path).status, "10 more files" in store_found(tmp_path).detail) == (Status.PROBLEM, True)
     disk |= {"f_favail": 10**6, "f_flag": os.ST_RDONLY}
-    assert (store_found(tmp_path).status, "cannot be written" in store_found(tmp_path).detail) == (Status.PROBLEM, True)
+    assert (store_found(tmp_path).status, "is not writable" in store_found(tmp_path).detail) == (Status.PROBLEM, True)
 
 
 def test_a_folder_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_this_process_is_read() -> None:
         ({"uid": 0, "capabilities": EVERYTHING}, {}, Status.OK, "root with all"),
         ({"uid": 0, "capabilities": EVERYTHING - {"CAP_SYS_PTRACE"}}, {}, Status.NOTE, "without CAP_SYS_PTRACE"),
         ({"uid": 1000, "capabilities": frozenset()}, {}, Status.OK, "that user's own processes"),
-        ({"uid": 990, "capabilities": frozenset()}, {"helper": True}, Status.OK, "the attach helper enters"),
+        ({"uid": 990, "capabilities": frozenset()}, {"helper": True}, Status.OK, "the attach helper attaches"),
         ({"uid": 0, "capabilities": EVERYTHING}, {"attaching": False}, Status.NOTE, "does not inject agents"),
     ],
 )
@@ -109,9 +109,9 @@ def test_a_filter_of_ones_own_costs_those_of_others(mode: int, helper: bool, sta
     ("foreign", "status", "says"),
     [
         ((), Status.OK, "the host's"),
-        (None, Status.UNKNOWN, "may not read them"),
-        (("pid", "cgroup"), Status.NOTE, "its own container only"),
-        (("user",), Status.NOTE, "root in it is nobody outside"),
+        (None, Status.UNKNOWN, "is not allowed to read its namespaces"),
+        (("pid", "cgroup"), Status.NOTE, "only the processes of its own container"),
+        (("user",), Status.NOTE, "root in it has no rights outside"),
     ],
 )
 def test_namespaces(foreign: tuple[str, ...] | None, status: Status, says: str) -> None:

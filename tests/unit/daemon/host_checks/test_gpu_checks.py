@@ -34,7 +34,7 @@ def test_a_host_without_such_gpus_is_in_order(host: DrmHost, tmp_path: Path) -> 
     pci(host, "0000:00:02.0", "0x8086", "0x030000")  # integrated
     pci(host, "0000:00:1f.0", "0x8086", "0x060100")  # a bridge
     assert list(device_found(host, tmp_path).values()) == [
-        Finding("gpu_driver", Status.OK, "no GPU of AMD or Intel on the PCI bus")
+        Finding("gpu_driver", Status.OK, "no AMD or Intel GPU on the PCI bus")
     ]
 
 
@@ -55,7 +55,7 @@ def test_a_gpu_without_a_driver_is_told_with_what_to_load(
     finding = device_found(host, tmp_path)["gpu_driver"]
     assert (finding.status, finding.detail) == (
         Status.NOTE,
-        "0000:03:00.0 without a driver for GPUs: programs cannot use them",
+        "0000:03:00.0 without a GPU driver: not usable by programs",
     )
     assert advice in finding.advice
 
@@ -67,7 +67,7 @@ def test_missing_device_files_are_named(host: DrmHost, tmp_path: Path) -> None:
     finding = device_found(host, dev)["gpu_nodes"]
     assert (finding.status, finding.detail) == (
         Status.NOTE,
-        f"{dev}/kfd is missing: programs here cannot use the GPU",
+        f"missing: {dev}/kfd; programs here cannot use the GPU",
     )
 
 
@@ -82,7 +82,7 @@ def test_who_may_open_the_device_files_is_told(host: DrmHost, tmp_path: Path, mo
     os.chown(dev / "dri/renderD128", 0, 4242)
     (dev / "dri/renderD128").chmod(mode)
     finding = device_found(host, dev)["gpu_nodes"]
-    assert (finding.status, finding.detail) == (Status.OK, f"1 device files, which {who}")
+    assert (finding.status, finding.detail) == (Status.OK, f"1 device file, which {who}")
 
 
 def found(name: str, proc: Path, root: Path) -> Finding:

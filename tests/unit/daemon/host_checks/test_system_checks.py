@@ -65,9 +65,15 @@ def test_a_writer_that_nobody_has_enabled_is_in_order_and_one_that_failed_is_not
 @pytest.mark.parametrize(
     ("old", "new", "unit", "status", "says"),
     [
-        ("NRestarts=0\nMainPID=77", "NRestarts=3\nMainPID=77", "kinetod.service", Status.NOTE, "restarted 3 times"),
-        ("MainPID=77", "MainPID=78", "kinetod.service", Status.NOTE, "not the daemon that answers (pid 77)"),
-        ("UnitFileState=enabled", "UnitFileState=disabled", "kinetod.service", Status.NOTE, "does not start"),
+        (
+            "NRestarts=0\nMainPID=77",
+            "NRestarts=3\nMainPID=77",
+            "kinetod.service",
+            Status.NOTE,
+            "automatic restarts since it was started: 3",
+        ),
+        ("MainPID=77", "MainPID=78", "kinetod.service", Status.NOTE, "but the daemon that is answering has pid 77"),
+        ("UnitFileState=enabled", "UnitFileState=disabled", "kinetod.service", Status.NOTE, "is not started at boot"),
         (
             SOCKET_ACTIVE,
             SOCKET_ACTIVE.replace("active", "inactive", 1),

@@ -81,7 +81,7 @@ def test_what_is_mounted_in_the_place_of_ours_is_not_opened(outer: int, monkeypa
     name, descriptor = own_folder.make(outer, OTHER_UID, 1)
     os.close(descriptor)
     monkeypatch.setattr(own_folder, "mount_id", lambda opened: opened)
-    with pytest.raises(own_folder.NotOurs, match=f"{name} is not a folder of kinetod's"):
+    with pytest.raises(own_folder.NotOurs, match=f"{name} is not a folder that kinetod created"):
         own_folder.reopen(outer, name)
 
 

@@ -68,7 +68,7 @@ def test_what_is_no_regular_file_is_refused(folder: TraceFolder, tmp_path: Path)
 def test_a_file_with_a_second_name_is_refused(folder: TraceFolder, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("{}")
     (tmp_path / NAME).hardlink_to(tmp_path / "other")
-    with pytest.raises(FileRefused, match="has 2 names"):
+    with pytest.raises(FileRefused, match="has 2 hard links"):
         copy_file(folder.open_file(NAME), tmp_path / "copy", max_bytes=MIB)
 
 
@@ -82,7 +82,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
 def test_a_folder_behind_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(FolderUnreachable, match="behind a symbolic link"):
+    with pytest.raises(FolderUnreachable, match="is a symbolic link or behind one"):
         TraceFolder.open(OWN, str(tmp_path / "link"), os.geteuid())
 
 

@@ -6,7 +6,7 @@ from kinetod.attach.attach_types import Finding, Status
 from kinetod.kineto_ipc.door_findings import ABSTRACT, DoorState, KinetoStart, of_host, of_process
 
 OWN, INSIDE, OTHER = 4026531840, 4026532555, 4026532999
-TAKEN = {ABSTRACT: "process 7 (dynolog) has it; stop that, or set dynolog.ipc = false"}
+TAKEN = {ABSTRACT: "process 7 (dynolog) is using it; stop that process, or set dynolog.ipc = false"}
 
 
 def door(*served: str, problems: Mapping[str, str] = {}, processes: int = 0) -> DoorState:
@@ -26,13 +26,14 @@ def test_a_host_says_where_polls_are_answered_and_where_not() -> None:
             "libkineto", Status.OK, "1 process polls; polls are answered at /run/ipc, and in 1 other network namespace"
         ),
     ]
-    state = DoorState(served=(ABSTRACT,), namespace_problems={OTHER: "process 9 (dynolog) has it", INSIDE: "else"})
+    state = DoorState(served=(ABSTRACT,), namespace_problems={OTHER: "process 9 uses @dynolog there", INSIDE: "else"})
     assert list(of_host(state)) == [
         Finding("libkineto", Status.OK, f"0 processes poll; polls are answered at {ABSTRACT}"),
         Finding(
             "libkineto",
             Status.NOTE,
-            f"polls are not answered in 2 other network namespaces; in {OTHER}: process 9 (dynolog) has it",
+            f"polls are not answered in 2 other network namespaces; in namespace {OTHER}: process 9 uses @dynolog "
+            "there",
         ),
     ]
 
@@ -42,18 +43,18 @@ def test_a_queue_that_is_shorter_than_those_who_poll_are_many_is_noted() -> None
     assert [found.status for found in of_host(enough)] == [Status.OK]
     _, note = of_host(short)
     assert (note.status, note.advice) == (
-        Status.NOTE, "set net.unix.max_dgram_qlen to 512 (`sysctl`), and restart kinetod",
+        Status.NOTE, "set net.unix.max_dgram_qlen to 512 (`sysctl`) and restart kinetod",
     )  # fmt: skip
-    assert note.detail.startswith("11 processes poll, and the kernel keeps 10 datagrams for a socket: ")
+    assert note.detail.startswith("11 processes poll, but the kernel queues only 10 datagrams per socket: ")
 
 
 def test_a_process_that_polls_says_when_it_did() -> None:
     process = pb.Process(kineto=pb.KinetoPolling(last_poll_ns=10**9))
     (found,) = of_process(process, None, door(ABSTRACT), 3_500_000_000)
-    assert (found.status, found.detail) == (Status.OK, "its libkineto polls this daemon, the last time 2.5 s ago")
+    assert (found.status, found.detail) == (Status.OK, "its libkineto polls this daemon (last poll: 2.5 s ago)")
     process.kineto.tracing = True
     (found,) = of_process(process, None, door(ABSTRACT), 3_500_000_000)
-    assert found.detail.endswith("2.5 s ago, and its profiler is armed or records")
+    assert found.detail.endswith("2.5 s ago), and its profiler is armed or recording")
 
 
 def test_a_process_without_the_variable_says_nothing() -> None:
@@ -66,13 +67,13 @@ def test_a_process_without_the_variable_says_nothing() -> None:
         (KinetoStart(), None, "dynolog.ipc is off", "set dynolog.ipc = true"),
         (KinetoStart(), door(problems=TAKEN), f"polls are not answered at {ABSTRACT}: process 7", "`kinetoctl doctor`"),
         (KinetoStart(net_namespace=OWN), door(ABSTRACT), "it has not loaded libtorch yet", "wait until"),
-        (KinetoStart(net_namespace=OTHER), door(ABSTRACT), "it has a network namespace of its own", "wait some 15 s"),
+        (KinetoStart(net_namespace=OTHER), door(ABSTRACT), "it has a network namespace of its own", "wait about 15 s"),
         (KinetoStart(net_namespace=INSIDE), door(ABSTRACT), "it has not loaded libtorch yet", "wait until"),
         (
             KinetoStart(net_namespace=OTHER),
-            DoorState(namespace_problems={OTHER: "process 9 (dynolog) has it"}),
-            "it has a network namespace of its own: process 9 (dynolog) has it",
-            "wait some 15 s",
+            DoorState(namespace_problems={OTHER: "process 9 uses @dynolog there"}),
+            "it has a network namespace of its own: process 9 uses @dynolog there",
+            "wait about 15 s",
         ),
         (KinetoStart(folder="/ipc/"), door(ABSTRACT), "it looks for the daemon in /ipc, which is not", "add /ipc to"),
         (KinetoStart(folder="/ipc/"), door("/ipc"), "it has not loaded libtorch yet", "wait until"),

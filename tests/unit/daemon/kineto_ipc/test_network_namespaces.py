@@ -165,7 +165,7 @@ def test_namespaces_are_left_alone_if_nobody_can_say_whether_they_are_needed(mon
 def test_a_namespace_with_a_daemon_of_its_own_is_left_to_that() -> None:
     with inside(HOLD) as holder:
         keys = inhabited(own_namespace())[holder.namespace]
-        with pytest.raises(OSError, match=rf"process {holder.process.pid} \(python.*\) has it"):
+        with pytest.raises(OSError, match=rf"process {holder.process.pid} \(python.*\) is using @dynolog there"):
             open_in(holder.namespace, keys)
 
 

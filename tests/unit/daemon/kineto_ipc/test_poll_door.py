@@ -167,7 +167,7 @@ def test_the_socket_of_a_running_daemon_is_left_alone(name: bytes, folder: Path)
 
         async def test(door: PollDoor) -> None:
             me = f"process {os.getpid()} ({Path('/proc/self/comm').read_text().strip()})"
-            problem = f"{me} has it; stop that, or set dynolog.ipc = false"
+            problem = f"{me} is using it; stop that process, or set dynolog.ipc = false"
             assert door.state().problems == {str(folder): problem}
 
         with_door(test, name, [folder])
@@ -225,7 +225,7 @@ def problem_with(folder: Path, name: bytes) -> str:
 def test_folders_in_which_others_could_replace_the_socket_are_refused(name: bytes, folder: Path) -> None:
     folder.chmod(0o777)
     assert problem_with(folder, name) == (
-        f"others than its owner can replace the socket in {folder}; set the sticky bit: chmod +t {folder}"
+        f"users other than its owner can replace the socket in {folder}; set the sticky bit: chmod +t {folder}"
     )
 
 
@@ -240,7 +240,7 @@ def test_a_folder_whose_path_leaves_no_room_for_clients_names_is_refused(name: b
     long.mkdir()
     assert problem_with(long, name) == (
         f"{long}: a path of {len(str(long))} characters leaves no room for the names of libkineto's sockets; use one "
-        "of at most 54"
+        "of at most 54 characters"
     )
 
 

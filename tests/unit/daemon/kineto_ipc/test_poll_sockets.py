@@ -34,7 +34,7 @@ def test_the_process_with_the_socket_is_found_whatever_it_is_called(tmp_path: Pa
 def test_where_descriptors_cannot_be_read_the_name_is_a_guess(tmp_path: Path) -> None:
     found = holder("@dynolog@", proc_with(tmp_path, {7: ("bash", ""), 8: ("dynolog", "")}))
     assert found == Holder(8, "dynolog", guessed=True)
-    assert str(found) == "process 8 (dynolog, by its name)"
+    assert str(found) == "process 8 (dynolog, judging by its name)"
 
 
 def test_nobody_is_named_who_is_not_known(tmp_path: Path) -> None:

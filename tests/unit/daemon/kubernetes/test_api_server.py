@@ -164,14 +164,14 @@ def test_what_is_under_way_when_the_daemon_stops_is_given_up(cluster: fake.ApiSe
 
     with dripping(BODY, cluster.folder) as server:
         began = time.monotonic()
-        assert asyncio.run(stopped()).endswith("is no longer asked because kinetod is stopping")
+        assert asyncio.run(stopped()).endswith("is no longer queried because kinetod is stopping")
         assert time.monotonic() - began < scaled(10)
 
 
 def test_an_account_without_its_role_is_said(cluster: fake.ApiServer) -> None:
     cluster.forbidden.add((fake.ACCOUNT, "tokenreviews"))
     assert problem(cluster) == (
-        "the API server (127.0.0.1:PORT) refuses kinetod's account for tokenreviews (HTTP 403); "
+        "the API server (127.0.0.1:PORT) denied kinetod's account access to tokenreviews (HTTP 403); "
         "is its ClusterRole bound?"
     )
 

@@ -128,7 +128,8 @@ def test_a_kubelet_that_is_asked_too_often_is_said(tmp_path: Path) -> None:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     assert failure(tmp_path, refuse) == (
-        "the kubelet (TMP/kubelet.sock) cannot be asked: rejected by rate limit; it is asked too often; try again later"
+        "the kubelet (TMP/kubelet.sock) cannot be queried: rejected by rate limit; it is queried too often; "
+        "try again later"
     )
 
 
@@ -140,7 +141,8 @@ def test_a_silent_kubelet_is_given_up_at_the_deadline(tmp_path: Path) -> None:
 
 
 def test_without_a_kubelet_the_text_names_the_socket_and_what_to_look_at(tmp_path: Path) -> None:
-    with pytest.raises(KubeletError, match=r"nowhere\.sock\) cannot be asked: .*is it mounted, and does this process"):
+    advice = "is the socket mounted, and is this process running as root"
+    with pytest.raises(KubeletError, match=rf"nowhere\.sock\) cannot be queried: .*{advice}"):
         asyncio.run(KubeletClient(tmp_path / "nowhere.sock").devices())
 
 
@@ -228,7 +230,7 @@ def test_a_kubelet_that_hangs_up_is_said() -> None:
         far.close()
         return near
 
-    with pytest.raises(KubeletError, match=r"the kubelet \(through the attach helper\) cannot be asked"):
+    with pytest.raises(KubeletError, match=r"the kubelet \(through the attach helper\) cannot be queried"):
         asyncio.run(KubeletClient(connect=connect).gpus())
 
 

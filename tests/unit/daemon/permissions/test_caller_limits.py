@@ -20,7 +20,7 @@ def test_a_caller_may_burst_and_then_asks_at_the_rate() -> None:
     rate = RequestRate(lambda: 2, clock)
     for _ in range(8):
         rate.take("uid 1000", "ada")
-    with pytest.raises(Exhausted, match=r"^ada sends more than 2 requests per second \(access.requests_per_s") as info:
+    with pytest.raises(Exhausted, match=r"^ada is sending more than 2 requests per second \(access.requests_") as info:
         rate.take("uid 1000", "ada")
     assert info.value.reason == "TOO_MANY_REQUESTS"
     assert 0 < int(info.value.metadata["retry_after_ms"]) <= 501
@@ -122,7 +122,7 @@ def test_when_all_together_have_too_many_the_message_says_so() -> None:
     calls = shares(own=4, in_all=1)
     with (
         calls.one("uid 1", "ada", admin=False),
-        pytest.raises(Exhausted, match="1 calls of at most 1 for all callers are in progress; wait a moment"),
+        pytest.raises(Exhausted, match="together have 1 calls in progress, and the limit is 1; wait a moment"),
     ):
         calls.one("uid 3", "eve", admin=False).__enter__()
 
@@ -150,7 +150,7 @@ def test_a_quota_is_refused_with_both_figures() -> None:
     check_stored(caller(), 1, 2)
     check_stored(caller(roles={Role.ADMIN}), 2, 2)
     with pytest.raises(
-        Exhausted, match=r"take 3 GiB, and the limit for one user is 2 GiB \(access.quota_per_user\)"
+        Exhausted, match=r"occupy 3 GiB, but the limit for one user is 2 GiB \(access.quota_per_user\)"
     ) as info:
         check_stored(caller(), 3 << 30, 2 << 30)
     assert (info.value.reason, info.value.metadata["stored_bytes"]) == ("QUOTA_EXCEEDED", str(3 << 30))

@@ -90,8 +90,8 @@ def test_more_signs_than_can_be_looked_for_are_refused(site: Path) -> None:
     package(site, f"{MODULE}PLUGIN = PLUGIN._replace(signs=sources.Signs(libraries={many}))")
     plugins = loaded("toy")
     assert refusal(plugins) == (
-        "it cannot be sent to agents: the signs of all plug-ins (1) have 8823 bytes, at most 8192 of 16 plug-ins "
-        "are looked for; declare fewer or shorter patterns"
+        "it cannot be sent to agents: the signs of all plug-ins (1) have 8823 bytes, but the limits are 16 "
+        "plug-ins and 8192 bytes; use fewer plug-ins, or declare fewer or shorter patterns"
     )
     assert (plugins.parcel, plugins.signs) == (None, ())
 
@@ -99,12 +99,12 @@ def test_more_signs_than_can_be_looked_for_are_refused(site: Path) -> None:
 BAD = {
     "raise RuntimeError('no licence')": "loading it raised RuntimeError: no licence",
     "raise SystemExit(7)": "loading it raised SystemExit: 7",
-    "import os; os._exit(3)": "loading it ended its process (exit status 3): no message",
-    "import os; os.kill(os.getpid(), 11)": "loading it ended its process (exit status -11): no message",
-    "import time; time.sleep(600)": "loading it did not end within ",
-    "PLUGIN = 7": "interface_version is None, and this kinetod knows version 1",
+    "import os; os._exit(3)": "the process that loads it failed (exit status 3): no message",
+    "import os; os.kill(os.getpid(), 11)": "the process that loads it failed (exit status -11): no message",
+    "import time; time.sleep(600)": "loading it took longer than ",
+    "PLUGIN = 7": "interface_version is None, but this kinetod supports version 1",
     MODULE
-    + "PLUGIN = PLUGIN._replace(interface_version=2)": "interface_version is 2, and this kinetod knows version 1",
+    + "PLUGIN = PLUGIN._replace(interface_version=2)": "interface_version is 2, but this kinetod supports version 1",
     MODULE + "PLUGIN = PLUGIN._replace(detach='maybe')": "detach: 'maybe' is not one of full, idle, never",
     "OTHER = 1": "loading it raised AttributeError: module 'plugin_toy' has no attribute 'PLUGIN'",
     "print('x' * 100000)\nimport sys\nsys.stdout.write('{}\\n')\n" + MODULE: "",
@@ -128,7 +128,7 @@ def test_the_others_are_taken(site: Path) -> None:
     assert plugins.parcel is not None
     assert plugins.parcel.message.names == ["tin"]
     os.close(plugins.parcel.descriptor)
-    assert refusal(plugins, "none").startswith("no package installed beside kinetod has an entry point 'none'")
+    assert refusal(plugins, "none").startswith("no package installed with kinetod has an entry point 'none'")
     assert plugins.refusals() == [
         "the plug-in toy is not used: loading it raised RuntimeError: ",
         f"the plug-in none is not used: {refusal(plugins, 'none')}",
@@ -139,7 +139,8 @@ def test_one_whose_files_others_could_change_is_not_even_imported(site: Path, tm
     copy = package(site, f"open({str(tmp_path / 'ran')!r}, 'w')\n{MODULE}")
     (copy / "__init__.py").chmod(0o666)
     text = refusal(loaded("toy"))
-    assert text.startswith(f"others could change it: {copy / '__init__.py'} can be changed by others (mode 0666); run")
+    spoiled = f"{copy / '__init__.py'} can be changed by others (mode 0666); run"
+    assert text.startswith(f"other users could change it: {spoiled}")
     assert not (tmp_path / "ran").exists()
 
 
@@ -147,7 +148,7 @@ def test_one_whose_files_others_could_change_is_not_even_imported(site: Path, tm
 def test_nor_one_of_another_user(site: Path) -> None:
     copy = package(site, MODULE)
     os.chown(copy, 12345, 0)
-    assert refusal(loaded("toy")).startswith(f"others could change it: {copy} belongs to uid 12345")
+    assert refusal(loaded("toy")).startswith(f"other users could change it: {copy} belongs to uid 12345")
 
 
 def test_two_packages_of_one_name_are_refused(site: Path) -> None:
@@ -157,20 +158,21 @@ def test_two_packages_of_one_name_are_refused(site: Path) -> None:
     (made / "__init__.py").write_text(MODULE)
     install(site, made, "toy", "plugin_again:PLUGIN", distribution="kinetod-again")
     assert refusal(loaded("toy")) == (
-        "several packages have a plug-in of this name (kinetod-again 1.0, kinetod-toy 1.5); uninstall all but one"
+        "several packages have a plug-in with this name (kinetod-again 1.0, kinetod-toy 1.5); uninstall all but one"
     )
 
 
 def test_an_entry_point_must_have_the_name_of_its_plug_in(site: Path) -> None:
     package(site, MODULE, "tin")
     text = refusal(loaded("tin"), "tin")
-    assert text == "it is called 'toy', but its entry point 'tin'; use one name"
+    assert text == "its name is 'toy', but its entry point is 'tin'; use the same name for both"
 
 
 def test_the_process_that_loads_may_be_missing() -> None:
     assert refusal(loaded("toy", command=["/no/such/program"])).startswith("the process that loads it failed: ")
     assert refusal(loaded("toy", command=["echo", "{}"])).startswith("it cannot be sent to agents: ")
-    assert refusal(loaded("toy", command=["echo", "nonsense"])).startswith("the process that loads it gave no valid")
+    text = refusal(loaded("toy", command=["echo", "nonsense"]))
+    assert text.startswith("the process that loads it returned an invalid answer: ")
 
 
 TOY = LoadedPlugin(name="toy", version="1.5", activity_types=("kernel", "toy_sync"))
@@ -178,7 +180,7 @@ OFF = LoadedPlugin(name="tin", is_allowed=False)
 REFUSED = LoadedPlugin(name="tan", refused="it is broken")
 SIGNS = (OutsideSigns("toy", libraries=("libtoy.so",)),)
 ADVICE = (
-    "correct that until `kinetoctl plugin check tan` accepts it on this host, or take it out of plugins.sources; "
+    "fix it until `kinetoctl plugin check tan` accepts it on this host, or remove it from plugins.sources; "
     "then restart kinetod"
 )
 
@@ -201,16 +203,16 @@ def test_of_the_host() -> None:
     ("signs", "seen", "offers", "status", "text"),
     [
         (SIGNS, ["toy"], None, "OK", "would record kernel, toy_sync: the process shows the signs of its accelerator"),
-        (SIGNS, [], None, "OK", "no sign of its accelerator is seen from outside"),
-        (SIGNS, None, None, "UNKNOWN", "only an agent in the process sees its signs"),
-        ((), [], None, "UNKNOWN", "only an agent in the process sees its signs"),
+        (SIGNS, [], None, "OK", "no sign of its accelerator is visible from outside"),
+        (SIGNS, None, None, "UNKNOWN", "only an agent in the process can see its signs"),
+        ((), [], None, "UNKNOWN", "only an agent in the process can see its signs"),
         (SIGNS, [], {"toy": ["kernel"], "cupti": ["kernel"]}, "OK", "records kernel"),
         (
             SIGNS,
             ["toy"],
             {"toy": []},
             "OK",
-            "records nothing now: the agent finds no sign of its accelerator, or the plug-in declines",
+            "records nothing now: the agent finds no sign of its accelerator, or the plug-in declined",
         ),
         (SIGNS, ["toy"], {"cupti": ["kernel"]}, "OK", "the agent in the process does not have it"),
     ],

@@ -26,7 +26,7 @@ def test_the_threads_of_a_user_are_counted(tmp_path: Path) -> None:
     user(tmp_path, limit=26)
     room = thread_room(7, 8, tmp_path)
     assert room is not None
-    assert (room.left, room.limit) == (6, "its limit RLIMIT_NPROC of 26 threads of uid 1000")
+    assert (room.left, room.limit) == (6, "its RLIMIT_NPROC limit of 26 threads for uid 1000")
     assert thread_room(7, 6, tmp_path) is None
 
 
@@ -74,7 +74,7 @@ def test_advice_for_more_descriptors_is_within_the_hard_limit(
         Written.write(tmp_path / f"7/fd/{number}", "")
     room = descriptor_room(7, 16, tmp_path)
     assert room is not None
-    assert (room.left, room.limit) == (limit - 3 - (limit > 4095), f"its limit RLIMIT_NOFILE of {limit}")
+    assert (room.left, room.limit) == (limit - 3 - (limit > 4095), f"its RLIMIT_NOFILE limit of {limit}")
     assert room.advice.endswith(f"`prlimit --pid 7 --nofile={option}`")
 
 

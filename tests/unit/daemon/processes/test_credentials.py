@@ -41,20 +41,20 @@ def test_the_same_program_executed_anew_is_another_program() -> None:
         process.stdout.readline()
         after = credentials.read(process.pid)
         process.stdin.close()
-    assert before.difference(after) == "it has another program"
+    assert before.difference(after) == "its program changed"
     assert replace(before, program="") == replace(after, program="")
 
 
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"uids": (1000, 0, 0, 0)}, "its user ids were 1000 and are 1000, 0"),
-        ({"gids": (1000, 42, 42, 42)}, "its group ids were 1000 and are 1000, 42"),
-        ({"capabilities": 1 << 21}, "its capabilities were 0x0 and are 0x200000"),
+        ({"uids": (1000, 0, 0, 0)}, "its user ids changed from 1000 to 1000, 0"),
+        ({"gids": (1000, 42, 42, 42)}, "its group ids changed from 1000 to 1000, 42"),
+        ({"capabilities": 1 << 21}, "its capabilities changed from 0x0 to 0x200000"),
         ({"dumpable": False}, "it has become undumpable"),
-        ({"user_namespace": 9}, "it has another user namespace"),
-        ({"executable": (1, 3)}, "it has another executable"),
-        ({"program": "b"}, "it has another program"),
+        ({"user_namespace": 9}, "its user namespace changed"),
+        ({"executable": (1, 3)}, "its executable changed"),
+        ({"program": "b"}, "its program changed"),
         ({"user_namespace": None, "executable": None, "program": "", "dumpable": None}, ""),
         ({}, ""),
     ],

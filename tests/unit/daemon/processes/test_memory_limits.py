@@ -60,7 +60,7 @@ def test_the_hosts_own_memory_is_a_limit_too(tmp_path: Path) -> None:
     made.write(made.proc / "meminfo", "MemAvailable:    9216 kB\nCommitLimit:     4096 kB\nCommitted_AS:    1024 kB\n")
     assert left(made) == (9, "the host's memory")
     made.write(made.proc / "sys/vm/overcommit_memory", "2\n")
-    assert left(made) == (3, "what the host may commit (vm.overcommit_memory is 2)")
+    assert left(made) == (3, "the host's commit limit (vm.overcommit_memory is 2)")
 
 
 def test_nothing_is_known_where_nothing_can_be_seen(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_limits_of_the_address_space(tmp_path: Path) -> None:
     assert addresses is not None
     assert data is not None
     assert (addresses.left, data.left, stack_bytes(7, tmp_path)) == (10 * MIB, 30 * MIB, MIB)
-    assert str(addresses) == "10 MiB are left below its limit RLIMIT_AS of 100 MiB"
+    assert str(addresses) == "10 MiB left within its RLIMIT_AS limit of 100 MiB"
 
 
 @pytest.mark.parametrize(

@@ -58,26 +58,26 @@ def test_gpus_whose_units_are_counted_are_one_check_and_the_others_say_why_not()
     whole = GpuActivity(since_ns=1, seconds=2.0, totals=dict.fromkeys(NAMES, 1.0))
     found = counted(one(0, activity=whole), one(1, activity_note=IN_MIG_MODE), one(2, activity=whole))
     assert found == [
-        (Status.OK, "the work of units is counted: GPU 0, 2", ""),
+        (Status.OK, "GPU unit activity is measured: GPU 0, 2", ""),
         (
             Status.NOTE,
-            "the work of units is not counted (in MIG mode the counters are those of GPU instances, which are not "
-            "measured): GPU 1",
-            "take dcgm-exporter's values, which has them for each GPU instance",
+            "GPU unit activity is not measured (in MIG mode the counters belong to GPU instances, which kinetod "
+            "does not measure): GPU 1",
+            "use dcgm-exporter, which has these values for each GPU instance",
         ),
     ]
 
 
 def test_what_a_gpu_does_not_count_is_named_once_something_was_counted() -> None:
     totals = {name: 1.0 for name in NAMES if not name.startswith("nvlink")}
-    assert counted(one(0, activity=GpuActivity(since_ns=1)))[0][1] == "the work of units is counted: GPU 0"
+    assert counted(one(0, activity=GpuActivity(since_ns=1)))[0][1] == "GPU unit activity is measured: GPU 0"
     assert counted(one(0, activity=GpuActivity(since_ns=1, seconds=1.0, totals=totals)))[0][1] == (
-        "the work of units is counted, without nvlink_transmit, nvlink_receive: GPU 0"
+        "GPU unit activity is measured, except nvlink_transmit, nvlink_receive: GPU 0"
     )
 
 
 def test_a_counter_that_is_switched_off_is_in_order_and_a_gpu_of_another_vendor_needs_none() -> None:
     assert counted(one(0, activity_note=OFF)) == [
-        (Status.OK, "the work of units is not counted (switched off by metrics.gpu_activity): GPU 0", "")
+        (Status.OK, "GPU unit activity is not measured (switched off by metrics.gpu_activity): GPU 0", "")
     ]
     assert counted(one(0, vendor="amd")) == []

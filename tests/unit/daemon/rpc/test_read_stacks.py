@@ -199,7 +199,7 @@ def test_so_many_are_read_at_once_and_no_more() -> None:
 
 
 def test_no_condition_no_match_and_too_many_matches_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidRequest, match="must have a condition"):
+    with pytest.raises(InvalidRequest, match="must have at least one condition"):
         read(Host(Process(7)))
     with pytest.raises(NotFound, match="no process matches"):
         read(Host(), command_regex="train")

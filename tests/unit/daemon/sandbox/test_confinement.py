@@ -15,14 +15,14 @@ LIMITS = Limits(memory_bytes=1 << 30, cpu_s=60, required=True)
 
 def test_a_whole_sandbox_lacks_nothing() -> None:
     assert WHOLE.missing == ()
-    assert WHOLE.present == "Landlock ABI 7 (files, TCP, signals), a seccomp filter, limits"
-    assert Support(landlock=1, seccomp=True).present == "Landlock ABI 1 (files), a seccomp filter, limits"
+    assert WHOLE.present == "Landlock ABI 7 (files, TCP, signals), a seccomp filter, resource limits"
+    assert Support(landlock=1, seccomp=True).present == "Landlock ABI 1 (files), a seccomp filter, resource limits"
 
 
 def test_what_is_missing_is_told_with_its_cost() -> None:
     assert Support(landlock=0, seccomp=False).missing == (
-        "no Landlock: a decoder that is taken over can read all files of the daemon's user",
-        "no seccomp filters: it can open connections and send signals",
+        "no Landlock: a compromised decoder could read all files of the daemon's user",
+        "no seccomp filters: a compromised decoder could open connections and send signals",
     )
 
 

@@ -239,7 +239,7 @@ def test_a_bomb_costs_its_own_target_only(tmp_path: Path) -> None:
 def test_one_that_crashes_leaves_no_core_and_its_signal_is_told(tmp_path: Path) -> None:
     (crash,) = taken_over(tmp_path / "own", f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})")
     assert isinstance(crash, DecodeError)
-    assert crash.reason.startswith("the decoder crashed (signal 11); after 2 tries it is not tried again")
+    assert crash.reason.startswith("the decoder crashed (signal 11); gave up after 2 tries")
 
 
 def test_it_ends_with_the_worker_that_it_was_forked_from(tmp_path: Path) -> None:

@@ -86,24 +86,25 @@ def test_all_conditions_must_hold(selector: pb.Selector, selected: bool) -> None
 @pytest.mark.parametrize(
     ("selector", "problem"),
     [
-        (pb.Selector(pids=[7, 0]), "selector.pids[1]: a pid is greater than 0, got 0"),
+        (pb.Selector(pids=[7, 0]), "selector.pids[1]: must be greater than 0, got 0"),
         (pb.Selector(pids=range(1, 4098)), "selector.pids: at most 4096 values, got 4097"),
-        (pb.Selector(children=True), "selector.children: needs pids: what descends from which processes?"),
-        (pb.Selector(ranks=[0, -2]), "selector.ranks[1]: a rank is not negative, or -1 for any, got -2"),
-        (pb.Selector(gpus=[-1]), "selector.gpus[0]: the number of a GPU is not negative, got -1"),
-        (pb.Selector(job_ids=[""]), "selector.job_ids[0]: an id has 1 to 128 characters, got ''"),
-        (pb.Selector(job_step="0"), "selector.job_step: needs job_ids: a step of which job?"),
+        (pb.Selector(children=True), "selector.children: needs pids: the processes whose descendants to select"),
+        (pb.Selector(ranks=[0, -2]), "selector.ranks[1]: must be a rank of at least 0, or -1 for any rank, got -2"),
+        (pb.Selector(gpus=[-1]), "selector.gpus[0]: must be at least 0, got -1"),
+        (pb.Selector(job_ids=[""]), "selector.job_ids[0]: must have 1 to 128 characters, got ''"),
+        (pb.Selector(job_step="0"), "selector.job_step: needs job_ids: the job that the step belongs to"),
         (
             pb.Selector(job_ids=["77"], job_step="a b"),
-            "selector.job_step: a step is like 0, 3+1 or batch, got 'a b'",
+            "selector.job_step: must be a step such as 0, 3+1 or batch, got 'a b'",
         ),
         (
             pb.Selector(pod_uids=["llama-0"]),
-            "selector.pod_uids[0]: a UID is like 8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b, got 'llama-0'",
+            "selector.pod_uids[0]: must be a UID such as 8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b, got 'llama-0'",
         ),
         (
             pb.Selector(container_ids=[CONTAINER, "4F" * 6]),
-            "selector.container_ids[1]: an id, or its beginning, is 12 to 64 hexadecimal digits, got '4F4F4F4F4F4F'",
+            "selector.container_ids[1]: must be an id, or its beginning, of 12 to 64 hexadecimal digits, got "
+            "'4F4F4F4F4F4F'",
         ),
     ],
 )
@@ -141,7 +142,7 @@ def test_a_selector_says_what_it_selects() -> None:
     assert str(checked_selector(selector)) == "pid 7, command matching 'x', user ada, rank 0, 1, job 77"
     assert str(checked_selector(pb.Selector())) == "any process"
     selector = pb.Selector(pids=[7, 8], children=True, ranks=[-1], gpus=[1, 0], job_ids=["77"], job_step="batch")
-    assert str(checked_selector(selector)) == ("pid 7, 8 and their descendants, any rank, GPU 0, 1, job 77, step batch")
+    assert str(checked_selector(selector)) == ("pid 7, 8 and all descendants, any rank, GPU 0, 1, job 77, step batch")
     selector = pb.Selector(pod_uids=[POD], container_ids=[CONTAINER[:12]])
     assert str(checked_selector(selector)) == f"pod {POD}, container 4f4f4f4f4f4f"
     assert str(checked_selector(pb.Selector(gpus=range(22)))).endswith(", 18, 19 and 2 more")

@@ -91,6 +91,14 @@ def test_why_there_are_no_frames_is_told(monkeypatch: pytest.MonkeyPatch, answer
         read_frames(7, 0, 7)
 
 
+def test_what_the_kernel_denies_is_told_with_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading(monkeypatch, *[ValueError("Permission Denied: Try running again with elevated permissions")] * 3)
+    with pytest.raises(
+        NoFrames, match=r"^the kernel does not let this daemon read it: that needs root or CAP_SYS_PTRACE$"
+    ):
+        read_frames(7, 0, 7)
+
+
 def test_of_a_deep_stack_the_middle_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["<module>", *(f"f{number}" for number in range(400))]
     reading(monkeypatch, [found(*names)])
@@ -136,7 +144,7 @@ def test_threads_and_names_outside_of_ascii_are_found(tmp_path: Path) -> None:
 
 def test_a_process_without_python_has_no_frames() -> None:
     with subprocess.Popen(["sleep", "100"]) as process:
-        with pytest.raises(NoFrames, match=r"^it does not run Python$"):
+        with pytest.raises(NoFrames, match=r"^it is not running Python$"):
             read_frames(process.pid, open_spy(), process.pid)
         process.kill()
 

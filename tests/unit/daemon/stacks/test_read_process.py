@@ -91,7 +91,7 @@ def test_of_a_process_without_python_the_kernel_tells_and_the_reason_says_so() -
     with subprocess.Popen(["sleep", "100"]) as process:
         found = decode(asked(process.pid).stdout.splitlines()[-1])
         process.kill()
-    assert found.reason == "it does not run Python"
+    assert found.reason == "it is not running Python"
     assert found.threads[0].waits == "sleeps"
 
 
@@ -127,13 +127,26 @@ def test_while_it_reads_it_may_read_that_process_and_do_nothing_else() -> None:
 
 
 @root_only
-def test_whom_it_reads_for_can_neither_stop_nor_end_it() -> None:
+def test_whom_it_reads_for_cannot_look_into_it() -> None:
     with waiting(*plain_python(ADA)) as target, confined(target, target) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        kill = [*plain_python(ADA), "-c", f"import os; os.kill({process.pid}, 19)"]
-        done = subprocess.run(kill, capture_output=True, text=True, check=False)
+        look = [*plain_python(ADA), "-c", f"open('/proc/{process.pid}/mem', 'rb')"]
+        done = subprocess.run(look, capture_output=True, text=True, check=False)
         assert "PermissionError" in done.stderr
+
+
+@root_only
+def test_the_program_that_reads_for_it_is_that_user_and_may_read_all_the_same() -> None:
+    status = "import subprocess; print(subprocess.check_output(['cat', '/proc/self/status'], text=True))"
+    code = f"import sys; from kinetod.stacks.read_process import confine; confine(1, {ADA}); {status}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": IMPORT_PATH},
+        check=True,
+    )  # fmt: skip
+    found = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)
+    assert found["Uid"].split() == [str(ADA)] * 4
+    assert [int(found[name], 16) for name in ("CapEff", "CapPrm", "CapAmb")] == [1 << 19] * 3
 
 
 def test_threads_of_the_interpreter_are_found_by_the_numbers_that_the_process_sees() -> None:

@@ -55,7 +55,7 @@ def test_the_function_that_says_most_names_the_wait() -> None:
         ("train", "train.py"),
     )
     assert told(*loader) == ("WORKER", "waits for a DataLoader worker")
-    assert told(*loader[:2], loader[3]) == ("QUEUE", "waits for an item of a queue")
+    assert told(*loader[:2], loader[3]) == ("QUEUE", "waits for an item from a queue")
     assert told(loader[0], loader[3]) == ("LOCK", "waits for a condition or an event")
 
 
@@ -86,7 +86,7 @@ def test_what_an_event_loop_calls_is_not_the_event_loop() -> None:
     loop = (("_run", f"{PYTHON}/asyncio/events.py"), ("BaseEventLoop._run_once", f"{PYTHON}/asyncio/base_events.py"))
     assert told(("select", f"{PYTHON}/selectors.py"), loop[1]) == (
         "EVENTS",
-        "waits in asyncio's event loop, where no task is ready",
+        "waits in asyncio's event loop, with no task ready",
     )
     assert told(("fetch", f"{PACKAGES}/x.py"), *loop, call=call)[0] == "NETWORK"
 
@@ -155,8 +155,8 @@ def test_the_gil_is_waited_for_with_a_deadline_while_another_thread_holds_it() -
         (BlockingCall("accept4", (3, 0), "port 80"), ("NETWORK", "waits for a connection to port 80")),
         (BlockingCall("wait4", (4242, 0)), ("PROCESS", "waits for process 4242 to end")),
         (BlockingCall("wait4", ((1 << 64) - 1, 0)), ("PROCESS", "waits for a child process to end")),
-        (BlockingCall("flock", (3, 2), "/tmp/lock"), ("FILE", "waits for the lock of /tmp/lock")),
-        (BlockingCall("fcntl", (3, 7, 0), "/tmp/lock"), ("FILE", "waits for the lock of /tmp/lock")),
+        (BlockingCall("flock", (3, 2), "/tmp/lock"), ("FILE", "waits for the lock on /tmp/lock")),
+        (BlockingCall("fcntl", (3, 7, 0), "/tmp/lock"), ("FILE", "waits for the lock on /tmp/lock")),
         (BlockingCall("ioctl", (3, 0), "/dev/nvidia0"), ("GPU", "waits in the GPU's driver (ioctl of /dev/nvidia0)")),
         (BlockingCall("epoll_wait", (3, 0)), ("EVENTS", "waits for events")),
         (BlockingCall("poll", (3, 0)), ("EVENTS", "waits until a file or a socket is ready")),
@@ -164,7 +164,7 @@ def test_the_gil_is_waited_for_with_a_deadline_while_another_thread_holds_it() -
         (BlockingCall("waitid", (3, 9)), ("PROCESS", "waits for a child process to end")),
         (BlockingCall("vfork", (0, 0)), ("PROCESS", "waits for a new process to execute its program")),
         (BlockingCall("rt_sigsuspend", (0, 0)), ("EVENTS", "waits for a signal")),
-        (BlockingCall("msgrcv", (0, 0)), ("LOCK", "waits for a semaphore or a message of another process")),
+        (BlockingCall("msgrcv", (0, 0)), ("LOCK", "waits for a semaphore or a message from another process")),
         (BlockingCall("openat", (3, 0)), ("FILE", "opens or looks up a file")),
         (
             BlockingCall("ioctl", (3, 0), "/dev/tty"),

@@ -61,7 +61,7 @@ def test_a_folder_of_another_user_around_it_is_refused_to_root(state: Path, tmp_
 @needs_root
 def test_a_folder_around_it_that_everybody_may_change_is_refused_to_root(state: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(StartError, match="where everybody can rename it"):
+    with pytest.raises(StartError, match="where any user can rename it"):
         check_store(state)
     tmp_path.chmod(0o1777)
     check_store(state)

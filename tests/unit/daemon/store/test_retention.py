@@ -49,7 +49,7 @@ def test_who_takes_most_makes_room_and_nobody_within_their_share_pays() -> None:
     assert gone([*ada, *bob], max_bytes=500, share_bytes=250) == [("c3", "bytes"), ("c4", "bytes"), ("c5", "bytes")]
     (removal, *_) = plan([*ada, *bob], RetentionPolicy(max_bytes=700, share_bytes=250), NOW_NS)
     assert removal.reason == (
-        "all captures take 800 bytes, the limit is 700 bytes, and those of uid 2 take the most: 600 bytes"
+        "all captures take 800 bytes (limit: 700 bytes), and those of uid 2 take the most: 600 bytes"
     )
 
 
@@ -83,7 +83,7 @@ def test_old_captures_go() -> None:
     assert gone(holdings, max_age_ns=7 * DAY_NS) == [("c1", "age"), ("c2", "age")]
     assert gone(holdings, max_age_ns=7 * DAY_NS, by_age=False) == []
     (removal, _) = plan(holdings, RetentionPolicy(max_age_ns=7 * DAY_NS), NOW_NS)
-    assert removal.reason == "it ended 9 days ago, and the limit is 7 days"
+    assert removal.reason == "it ended 9 days ago (limit: 7 days)"
 
 
 def test_captures_without_files_go_by_age_too() -> None:
@@ -100,7 +100,7 @@ def test_a_user_pays_with_their_own_captures() -> None:
     holdings = [holding(1, uid=1), holding(2, uid=2), holding(3, uid=2), holding(4, uid=2)]
     assert gone(holdings, max_bytes_per_user=200) == [("c2", "user-bytes")]
     (removal,) = plan(holdings, RetentionPolicy(max_bytes_per_user=200), NOW_NS)
-    assert removal.reason == "the captures of uid 2 take 300 bytes, the limit is 200 bytes"
+    assert removal.reason == "the captures of uid 2 take 300 bytes (limit: 200 bytes)"
     assert gone(holdings, max_bytes_per_user=200, max_bytes=200) == [("c2", "user-bytes"), ("c3", "bytes")]
 
 
@@ -171,7 +171,7 @@ def test_what_goes_is_gone_from_disk_and_logged_with_its_reason(store: Store, ca
     assert left(store) == [new.id]
     assert [folder.name for folder in store.captures_dir.iterdir()] == [new.id]
     (line,) = [record.message for record in caplog.records if "was removed" in record.message]
-    assert line == f"capture {old.id} of uid 7 (4 KiB) was removed: it ended 40 days ago, and the limit is 30 days"
+    assert line == f"capture {old.id} of uid 7 (4 KiB) was removed: it ended 40 days ago (limit: 30 days)"
 
 
 def test_the_first_start_with_shares_removes_nothing_of_a_store_that_one_user_has_filled(store: Store) -> None:

@@ -58,7 +58,7 @@ def test_a_socket_of_somebody_else_is_refused_and_closed(
 ) -> None:
     stranger = os.geteuid() + 1
     monkeypatch.setattr(unix_peer, "credentials", lambda _sock: (1, stranger, stranger))
-    with pytest.raises(NotOurService, match=f"the socket belongs to uid {stranger}, neither root nor") as told:
+    with pytest.raises(NotOurService, match=f"the socket belongs to uid {stranger}, which is neither root nor") as told:
         asyncio.run(connected(Path(listener.getsockname())))
     assert told.value.uid == stranger
     theirs, _ = listener.accept()

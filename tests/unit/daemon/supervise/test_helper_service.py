@@ -37,9 +37,9 @@ def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
         (socket.SOCK_SEQPACKET, True, "1", True),
         (socket.SOCK_SEQPACKET, True, "", False),
         (socket.SOCK_SEQPACKET, True, "2", "expected one socket, but 2 were passed"),
-        (socket.SOCK_SEQPACKET, False, "1", "a listening socket is expected"),
-        (socket.SOCK_STREAM, True, "1", "a SOCK_SEQPACKET Unix socket is expected"),
-        (None, True, "1", "the descriptor that was passed cannot be used"),
+        (socket.SOCK_SEQPACKET, False, "1", "expected a listening socket"),
+        (socket.SOCK_STREAM, True, "1", "expected a SOCK_SEQPACKET Unix socket"),
+        (None, True, "1", "the passed descriptor cannot be used"),
     ],
 )
 @pytest.mark.parametrize("ours", [True, False])

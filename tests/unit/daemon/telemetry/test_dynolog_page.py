@@ -245,8 +245,8 @@ def test_interfaces_can_be_chosen_by_how_they_begin(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "named"),
     [
-        ("stat", "cpu0 1 2 3\n", "begins with 'cpu0 1 2 3'"),
-        ("net/dev", "a\nb\neth0: 1 2\n", "has the line 'eth0: 1 2'"),
+        ("stat", "cpu0 1 2 3\n", "/stat: 'cpu0 1 2 3'"),
+        ("net/dev", "a\nb\neth0: 1 2\n", "unexpected line of net/dev: 'eth0: 1 2'"),
     ],
 )
 def test_other_text_in_proc_is_an_error_that_shows_it(tmp_path: Path, file: str, text: str, named: str) -> None:

@@ -210,8 +210,8 @@ def test_a_full_file_that_cannot_be_renamed_is_emptied_and_that_is_said_once(
         assert path.stat().st_size <= 150
     assert path.read_text().splitlines()[-1] == json_line(NS, {"uptime": 19})
     (said,) = [record.getMessage() for record in caplog.records]
-    full = f"{path} is full and cannot be renamed: Device or resource busy; it is emptied"
-    assert (said, log.problem) == (f"metrics.json_log: {full}, now and whenever it has 0 MiB", full)
+    full = f"{path} is full and cannot be renamed: Device or resource busy; it is emptied instead"
+    assert (said, log.problem) == (f"metrics.json_log: {full}, now and whenever it reaches 0 MiB", full)
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -105,7 +105,7 @@ def test_a_disk_that_hangs_is_a_problem_and_holds_one_thread(parts: Parts, caplo
 
     with caplog.at_level(logging.INFO, "kinetod.telemetry.health"):
         first, second, last = asyncio.run(looks())
-    problem = f"the disk of {parts.state_dir} does not answer"
+    problem = f"the disk of {parts.state_dir} is not responding"
     assert first.problems == second.problems == (problem,)
     assert (last, parts.writes) == (HEALTHY, 1)
     assert caplog.messages == [problem, "everything works again"]  # not at every look

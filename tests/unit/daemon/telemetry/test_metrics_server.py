@@ -73,7 +73,7 @@ def test_a_name_that_a_page_of_the_web_had_point_here_is_not_served(path: str, h
     with serving() as server:
         status, kind, text = ask(server, path, Host=host)
     assert (status, kind) == (421, "text/plain; charset=utf-8")
-    assert text == "ask for this host by its address or as localhost\n"
+    assert text == "request this host by its address or as localhost\n"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "[::1]:9417", "10.0.0.7", "LOCALHOST", ""])

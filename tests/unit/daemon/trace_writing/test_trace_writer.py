@@ -79,14 +79,14 @@ def test_a_trace_that_is_there_is_replaced_plain_or_compressed(root: Path) -> No
 @pytest.mark.parametrize("content", [b"#!/bin/sh\n", b'{"a": 1}', b"\x1f\x8bnothing", gzip.compress(b"text", mtime=0)])
 def test_what_is_no_trace_stays(root: Path, content: bytes) -> None:
     (root / "t_7.json").write_bytes(content)
-    assert "it exists and is not a trace" in write(root)
+    assert "it already exists and is not a trace" in write(root)
     assert (root / "t_7.json").read_bytes() == content
 
 
 def test_a_link_is_not_followed_where_the_file_should_be(root: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(TRACE + b"more")
     (root / "t_7.json").symlink_to(tmp_path / "other")
-    assert "it exists and is not a trace that may be replaced" in write(root)
+    assert "it already exists and is not a trace that can be replaced" in write(root)
     assert (tmp_path / "other").read_bytes() == TRACE + b"more"
     os.mkfifo(root / "pipe")
     assert "not a regular file" in write(root, "pipe")
@@ -95,7 +95,7 @@ def test_a_link_is_not_followed_where_the_file_should_be(root: Path, tmp_path: P
 def test_a_link_is_not_followed_on_the_way(root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (root / "a").symlink_to(tmp_path / "elsewhere")
-    assert write(root, parts="a") == f"{root}/a is not a folder, or a symbolic link; write its real path"
+    assert write(root, parts="a") == f"{root}/a is not a folder, or is a symbolic link; use its real path"
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -112,8 +112,8 @@ def test_a_user_writes_what_that_user_may_write(root: Path) -> None:
     status = (root / "ada/t_7.json").stat()
     assert (status.st_uid, status.st_gid) == (ADA, 65534)  # the host's database knows no group
     (root / "closed").mkdir(mode=0o700)
-    assert write(root, uid=ADA, parts="closed", files=False).endswith(f"is not writable for uid {ADA}")
-    assert write(root, uid=ADA) == f"{root} is not writable for uid {ADA}"
+    assert write(root, uid=ADA, parts="closed", files=False).endswith(f"is not writable by uid {ADA}")
+    assert write(root, uid=ADA) == f"{root} is not writable by uid {ADA}"
     (root / "ada/roots.json").write_bytes(TRACE)
     assert "is not a regular file of this user" in write(root, "roots.json", uid=ADA, parts="ada")
 
@@ -128,13 +128,13 @@ def test_roots_rights_are_not_used_where_others_choose_what_a_name_means(root: P
     (root / "sticky").mkdir()
     (root / "sticky").chmod(0o1777)
     for parts in ("ada", "ada/deep", "open"):
-        assert "so nothing is written there with root's rights" in write(root, parts=parts)
+        assert "so nothing is written there as root" in write(root, parts=parts)
     assert write(root, parts="sticky") == ""
 
 
 def test_a_user_whom_one_may_not_become_gets_nothing(root: Path) -> None:
     me = ADA if IS_ROOT else os.getuid()
-    assert "cannot become uid" in write(root, uid=me + 1, prefix=as_user(me) if IS_ROOT else ())
+    assert "cannot switch to uid" in write(root, uid=me + 1, prefix=as_user(me) if IS_ROOT else ())
 
 
 @pytest.mark.parametrize("size", [len(TRACE) + 10, len(TRACE) - 10])
@@ -152,7 +152,7 @@ def test_no_more_is_read_than_there_was_at_first_and_no_half_trace_is_left(
     monkeypatch.setattr(trace_writer, "_check_replaceable", changing)
     with source.open("rb") as stored:
         if size < len(TRACE):
-            with pytest.raises(trace_writer.WriteRefused, match="became shorter while it was read"):
+            with pytest.raises(trace_writer.WriteRefused, match="shrank while it was being read"):
                 trace_writer.written(stored.fileno(), folder, "t.json", 1 << 20)
             assert list(root.iterdir()) == []
         else:
@@ -165,7 +165,7 @@ def test_what_is_too_long_or_is_no_trace_is_not_written(root: Path) -> None:
     source, folder = root.parent / "other", os.open(root, os.O_PATH)
     for content, limit, why in (
         (b"#!/bin/sh", 99, "is not a trace"),
-        (TRACE, 9, "bytes, of which 9"),
+        (TRACE, 9, "bytes, but at most 9 are allowed"),
     ):
         source.write_bytes(content)
         with source.open("rb") as stored, pytest.raises(trace_writer.WriteRefused, match=why):
@@ -198,7 +198,7 @@ def mounted(root: Path, options: str) -> list[str]:
 def test_of_a_root_that_is_read_only_it_is_said_which_line_the_unit_needs(root: Path) -> None:
     said = write(root, uid=ADA, prefix=mounted(root, "ro,mode=777"))
     assert said == (
-        f"{root} is read-only for kinetod.service; if it is not for others, add the line ReadWritePaths={root} below "
+        f"{root} is read-only for kinetod.service; if others can write to it, add the line ReadWritePaths={root} below "
         "[Service] (`systemctl edit kinetod.service`), then `systemctl restart kinetod.service`"
     )
 
@@ -221,4 +221,4 @@ def test_of_a_root_that_a_unit_may_hide_it_is_said_how_to_show_it(root: str, lin
     with pytest.raises(trace_writer.WriteRefused) as caught:
         trace_writer.opened_root(root, "kinetod-writer.service")
     assert str(caught.value).startswith(f"{root}: No such file or directory")
-    assert (f"needs the line {line} below [Service]" in str(caught.value)) == bool(line)
+    assert (f"add the line {line} below [Service]" in str(caught.value)) == bool(line)

@@ -74,16 +74,16 @@ def test_descriptors_and_names_must_agree_and_none_stays_open(tmp_path: Path) ->
         with (tmp_path / "t").open() as file:
             before = len(list(Path("/proc/self/fd").iterdir()))
             for names, fds, why in (
-                (("a",), [], "1 files were announced, but 0 descriptors came"),
-                ((), [file.fileno()], "0 files were announced, but 1 descriptors came"),
-                (("a",), [file.fileno()] * 3, "1 files were announced, but 3 descriptors came"),
+                (("a",), [], "1 files were announced, but 0 descriptors were received"),
+                ((), [file.fileno()], "0 files were announced, but 1 descriptors were received"),
+                (("a",), [file.fileno()] * 3, "1 files were announced, but 3 descriptors were received"),
                 (("a/b",), [file.fileno()], "'a/b' is not a file name"),
                 (("a",), [file.fileno()], ""),
             ):
                 found = await said(service, PlaceTraces(uid=OTHER, folder=str(tmp_path), names=names), fds)
                 assert found == [why]
             found = await said(service, PlaceTraces(uid=None, folder=str(tmp_path), names=("a",)), [file.fileno()])
-            assert found == ["nothing is written without a user"]
+            assert found == ["files cannot be written without a user"]
             await asyncio.sleep(0)
             assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1  # the last connection is being closed
 
@@ -132,10 +132,10 @@ def test_who_hung_is_refused_for_a_while_and_others_are_served(tmp_path: Path, m
     asked = PlaceTraces(uid=OTHER, folder=str(tmp_path))
 
     async def work() -> None:
-        assert await said(service, asked) == ["the folder did not answer within 0.2 s"]
+        assert await said(service, asked) == ["the folder did not respond within 0.2 s"]
         service._command, service._check_s = OK, scaled(20)
         (again,) = await said(service, asked)
-        assert again.startswith("the folder did not answer within 0.2 s a moment ago")
+        assert again.startswith("the folder did not respond within 0.2 s a moment ago")
         assert await said(service, PlaceTraces(uid=OTHER + 1, folder=str(tmp_path))) == [""]
         clock.now += HANG_S + 1
         assert await said(service, asked) == [""]
@@ -154,7 +154,8 @@ def test_who_gets_no_turn_is_told_before_the_front_end_gives_up(
         busy = [asyncio.create_task(said(service, asked)) for _ in range(writer_server.TURNS)]
         while sum(each.used for each in service._turns.values()) < writer_server.TURNS:
             await asyncio.sleep(0)
-        assert await said(service, asked) == [f"too many traces are being written below {tmp_path}; wait a moment"]
+        why = f"too many traces are being written below {tmp_path}; try again in a moment"
+        assert await said(service, asked) == [why]
         for each in busy:
             each.cancel()
         await asyncio.gather(*busy, return_exceptions=True)
@@ -237,7 +238,7 @@ def test_a_user_who_asks_too_often_waits_and_another_does_not(tmp_path: Path) ->
             found = [
                 await said(service, PlaceTraces(uid=OTHER, folder=str(tmp_path)), sock=sock) for _ in range(burst + 1)
             ]
-            assert found == [[""]] * burst + [["more than 10 requests per second; wait a moment"]]
+            assert found == [[""]] * burst + [["more than 10 requests per second; try again in a moment"]]
             assert await said(service, PlaceTraces(uid=OTHER + 1, folder=str(tmp_path)), sock=sock) == [""]
 
     play(service, work)
@@ -270,7 +271,7 @@ def loaded(tmp_path: Path, text: str) -> WriterPolicy:
 def test_by_default_nothing_is_written_anywhere(tmp_path: Path) -> None:
     found = loaded(tmp_path, "")
     assert found.refuses_caller(990) == "" == found.refuses_caller(0)
-    assert "uid 1000 may not ask" in found.refuses_caller(1000)
+    assert "uid 1000 is not allowed to use" in found.refuses_caller(1000)
     assert found.root_of(PurePath("/tmp")) is None
     assert found.max_bytes == 4 << 30
 

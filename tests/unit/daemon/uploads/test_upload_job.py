@@ -151,15 +151,15 @@ def test_damage_in_the_store_is_found(place: Place, tmp_path: Path) -> None:
     stored = place.remote.manifest(digest).files[NAME]
     place.fs.pipe_file(place.remote.path(NAME), CONTENT[:-1] + b"!")
     place.remote.block(NAME, stored, 0)
-    with pytest.raises(RemoteDamage, match="is not what was uploaded, from byte 4194304 on"):
+    with pytest.raises(RemoteDamage, match="differs from what was uploaded, from byte 4194304 on"):
         place.remote.block(NAME, stored, 1)
-    with pytest.raises(RemoteDamage, match="is not what was uploaded"):
+    with pytest.raises(RemoteDamage, match="differs from what was uploaded"):
         place.remote.verify(NAME, stored)
     place.fs.pipe_file(place.remote.path(NAME), b"short")
     with pytest.raises(RemoteDamage, match="has 5 bytes instead of"):
         place.remote.verify(NAME, stored)
     place.fs.rm(place.remote.path(NAME))
-    with pytest.raises(RemoteDamage, match="is not there"):
+    with pytest.raises(RemoteDamage, match="does not exist"):
         place.remote.verify(NAME, stored)
     with pytest.raises(RemoteDamage, match="has the SHA-256"):
         place.remote.manifest("0" * 64)

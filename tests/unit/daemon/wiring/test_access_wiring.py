@@ -82,13 +82,13 @@ def test_what_is_known_of_the_files_follows_and_without_a_door_nobody_asks() -> 
 
 
 def test_who_has_the_port_is_told_to_those_who_may_see_all_processes() -> None:
-    server = Server("localhost:1778 is taken by process 77 (dynolog)", "process 77 (dynolog)")
+    server = Server("localhost:1778 is in use by process 77 (dynolog)", "process 77 (dynolog)")
     (only,) = found(server)
-    assert only.detail == "`dyno` is not served: localhost:1778 is taken by process 77 (dynolog)"
+    assert only.detail == "`dyno` is not served: localhost:1778 is in use by process 77 (dynolog)"
     (only,) = found(server, caller(1000))
-    assert only.detail == "`dyno` is not served: localhost:1778 is taken by another process"
-    (only,) = found(Server("cannot listen at localhost:1778: Permission denied"), caller(1000))
-    assert only.detail == "`dyno` is not served: cannot listen at localhost:1778"
+    assert only.detail == "`dyno` is not served: localhost:1778 is in use by another process"
+    (only,) = found(Server("cannot listen on localhost:1778: Permission denied"), caller(1000))
+    assert only.detail == "`dyno` is not served: cannot listen on localhost:1778"
 
 
 def config(folder: Path = Path("/f"), **changes: Any) -> Config:

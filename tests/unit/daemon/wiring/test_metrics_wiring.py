@@ -64,7 +64,7 @@ def test_lines_of_metrics_that_are_lost_are_a_problem_of_the_host(tmp_path: Path
     (found,) = json_log_findings(json_log)
     assert (found.status, found.detail) == (
         Status.PROBLEM,
-        f"lines of metrics are lost: {folder}/log cannot be written: No such file or directory",
+        f"metric lines are being lost: {folder}/log cannot be written: No such file or directory",
     )
 
 

@@ -67,7 +67,7 @@ def test_hta_fails_on_kernels_that_end_before_they_start() -> None:
     events = [gpu("a", 5.5, 0.3, 1), gpu("b", 7, 3, 2), annotation("fwd", 0, 20)]
     result = find_view("kernels_with_annotations")(context(events), compat=Compat.HTA)
     assert result.values("annotation") == [None, "fwd"]
-    assert result.notes == ("HTA fails on this trace: by its rounding some activities end before they start",)
+    assert result.notes == ("HTA fails on this trace: its rounding makes some activities end before they start",)
 
 
 @pytest.mark.parametrize("hta", [False, True])

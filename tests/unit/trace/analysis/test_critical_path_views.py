@@ -153,7 +153,7 @@ def test_without_records_what_a_synchronising_call_waited_for_is_inferred_and_to
     assert path(rows) == path(GPU_BOUND)
     found = critical_path_edges(context_of(rows))
     assert [row["name"] for row in found.rows() if row["inferred"]] == ["cudaDeviceSynchronize"]
-    assert "inferred from times, 1 of" in found.notes[0]
+    assert "inferred from times (1 of" in found.notes[0]
     assert path(rows, infer=False)[-2] == ("operator", "cudaDeviceSynchronize", 70.0)
 
 
@@ -264,7 +264,7 @@ def test_one_instance_of_an_annotation_is_a_window() -> None:
     rows: Rows = {"user_annotation": steps, "cpu_op": [op("aten::mm", 100 * n, 10 * n + 10) for n in range(3)]}
     assert path(rows, instance=1) == [("operator", "aten::mm", 20.0), ("dependency", "ProfilerStep#1", 70.0)]
     assert sum(row[2] for row in path(rows, instance="0:1")) == 190.0
-    with pytest.raises(ViewError, match="has the instances 0 to 2, not 3"):
+    with pytest.raises(ViewError, match="has instances 0 to 2, but not 3"):
         path(rows, instance=3)
     with pytest.raises(ViewError, match="no annotation with 'epoch'"):
         path(rows, annotation="epoch")
@@ -291,7 +291,7 @@ def test_after_the_last_gpu_activity_of_another_thread_the_host_is_on_the_path()
 
 def test_a_window_without_events_says_so() -> None:
     result = critical_path_breakdown(context_of({"user_annotation": [op("ProfilerStep#1", 0, 1000)]}))
-    assert "no operator, call or GPU activity lies in the window, so nothing is known of its time" in result.notes
+    assert "no operator, call or GPU activity lies in the window, so nothing is known about its time" in result.notes
 
 
 def test_the_edges_leave_no_hole() -> None:
@@ -361,7 +361,7 @@ def test_of_equal_paths_the_one_by_the_earlier_edge_counts() -> None:
 
 def test_a_circle_has_no_longest_path() -> None:
     ends = np.array([0, 1])
-    with pytest.raises(ViewError, match="in a circle"):
+    with pytest.raises(ViewError, match="in a cycle"):
         longest(2, Edges(ends, ends[::-1], np.array([1, 1])))
 
 

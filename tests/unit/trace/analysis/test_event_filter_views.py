@@ -81,12 +81,12 @@ def test_conditions(some: Context, options: dict[str, Any], names: list[str]) ->
 
 def test_more_than_the_limit_is_told(some: Context) -> None:
     result = run_view("event_selection", some, limit=2)
-    assert (len(result), result.notes) == (2, ("11 events fit; the first 2 are shown, all with limit=0",))
+    assert (len(result), result.notes) == (2, ("11 events match; only the first 2 are listed (limit=0 lists all)",))
     assert len(run_view("event_selection", some, limit=0)) == 11
 
 
 def test_nothing_that_fits_is_told(some: Context) -> None:
-    assert run_view("event_selection", some, name="none").notes == ("no event of the trace fits all conditions",)
+    assert run_view("event_selection", some, name="none").notes == ("no event in the trace meets all conditions",)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_nothing_that_fits_is_told(some: Context) -> None:
     [
         ({"kind": ["kernels"]}, "kind=kernels is not valid"),
         ({"name": "("}, "not a regular expression"),
-        ({"iteration_index": [2]}, "the trace has 2 steps, none with the index 2"),
-        ({"op": "aten::mm", "position": 2}, "'aten::mm' runs 2 times"),
+        ({"iteration_index": [2]}, "the trace has 2 steps, so iteration_index=2 is out of range"),
+        ({"op": "aten::mm", "position": 2}, "'aten::mm' ran 2 times"),
     ],
     ids=str,
 )

@@ -161,7 +161,8 @@ def test_modules_alone_have_the_gpu_time_that_was_launched_in_them_and_the_rest_
     assert stacks(MODULES, of="modules_gpu") == [("thread 70 Net_0 Linear_0", 0.04)]
     result = run_view("flame_graph", trace(MODULES, length_ns=3000), of="modules_gpu")
     assert result.notes == (
-        "9 ns of GPU time were launched outside of modules, as by the backward pass and the optimizer",
+        "9 ns of GPU time comes from work launched outside any module, for example by the backward pass or the "
+        "optimizer",
     )
     of_step = run_view("flame_graph", trace(MODULES, length_ns=3000), of="modules_gpu", step=4)
     assert ([row["stack"][-1] for row in of_step.rows()], of_step.notes) == (["Linear_0"], ())
@@ -184,7 +185,7 @@ def test_modules_in_order_of_time_are_where_they_ran_and_gpu_time_is_side_by_sid
 def test_values_that_there_are_not_are_refused() -> None:
     with pytest.raises(ViewError, match="of='cpu' is not valid; use one of python, ops, kernels, modules, modules_gpu"):
         run_view("flame_graph", trace(ROWS), of="cpu")
-    with pytest.raises(ViewError, match="no step 6; there are: 4, 5"):
+    with pytest.raises(ViewError, match="no step 6; its steps: 4, 5"):
         run_view("flame_graph", trace(ROWS), step=6)
 
 

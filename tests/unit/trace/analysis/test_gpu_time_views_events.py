@@ -67,10 +67,10 @@ def test_the_computation_of_ranks_without_gpu_activity_is_missing() -> None:
         ("1", 50, 0),
     ]
     assert result.notes == (
-        "rank 0 has no GPU activity: communication is that of the host, and computation is unknown",
+        "rank 0 has no GPU activity: communication is measured on the host, and computation is unknown",
     )
     assert shown("distributed_overlap", STEPS).notes == (
-        "the traces have no GPU activity: communication is that of the host, and computation is unknown",
+        "the traces have no GPU activity: communication is measured on the host, and computation is unknown",
     )
 
 

@@ -276,5 +276,5 @@ def test_the_finding_of_pageable_copies_counts_the_release() -> None:
     told = {each.name: each for each in findings(release_context()).findings}
     copies = release_context().get(time_causes).total("pageable_copies")
     assert told["pageable_copies"].saving_ns >= copies + STEPS * 25_000 * US
-    assert "100 ms more the GPU is idle while the host releases the memory" in told["pageable_copies"].evidence
+    assert "the GPU is idle for another 100 ms while the host frees the memory" in told["pageable_copies"].evidence
     assert "host_python" not in told

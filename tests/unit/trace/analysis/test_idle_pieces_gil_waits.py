@@ -101,7 +101,7 @@ def test_the_finding_of_the_gil_saves_the_waits_of_autograd_too() -> None:
     told = {each.name: each for each in findings(context()).findings}
     saving = told["gil"].saving_ns / (STEPS * STEP * US)
     assert saving == pytest.approx(0.5 + 0.125, abs=0.03)  # 20 ms of each 40 ms, and 5 ms of the forward
-    assert "the thread of the backward waits for it 4 times, 80 ms" in told["gil"].evidence
+    assert "the thread of the backward pass waits for it 4 times, 80 ms in total" in told["gil"].evidence
     assert "crunch (metrics.py:1) in thread metrics" in told["gil"].title
     assert not [each for each in told if each == "host_gil" and NODE in told[each].title]
 

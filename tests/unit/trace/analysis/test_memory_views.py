@@ -324,7 +324,7 @@ def test_a_moment_has_the_blocks_that_were_held_then(at: int, expected: list[tup
 def test_smaller_blocks_share_a_row() -> None:
     found = memory_snapshot(held(), top=1)
     assert shown(found, "size_bytes", "blocks") == [(100, 1), (30, 1), (50, None)]
-    with pytest.raises(ViewError, match="top=0 shows no block"):
+    with pytest.raises(ViewError, match="top=0 would show no blocks"):
         memory_snapshot(held(), top=0)
 
 

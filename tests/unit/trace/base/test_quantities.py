@@ -140,7 +140,7 @@ def test_more_than_is_free_is_an_error_that_says_for_what_and_the_limit_ends_wit
     before = resource.getrlimit(resource.RLIMIT_DATA)
     monkeypatch.setattr(quantities, "free_memory", lambda: KEPT_FREE_BYTES + (256 << 20))
     with (
-        pytest.raises(MemoryError, match=r"^trace.json needs more memory than there is; this process may take .*iB in"),
+        pytest.raises(MemoryError, match=r"^trace.json needs more memory than is available; this process is limited"),
         held_to_free_memory(),
         memory_errors("the job"),
         memory_errors("trace.json"),

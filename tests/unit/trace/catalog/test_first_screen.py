@@ -107,16 +107,16 @@ def test_without_steps_the_verdict_is_about_the_recorded_time() -> None:
 
 def test_a_finding_that_may_save_nothing_is_called_a_rough_estimate_behind_the_largest_cause() -> None:
     assert told([{**FINDING, "guess": True}], CAUSE) == (
-        "A step takes 100 µs on average. 70 % of it is computation on the GPU: other kernels. A rough estimate of what "
-        "helps most: the host is late."
+        "A step takes 100 µs on average. 70 % of it is computation on the GPU: other kernels. Most promising, "
+        "by a rough estimate: the host is late."
     )
 
 
 def test_where_nothing_helps_the_verdict_says_so() -> None:
     idle = {**CAUSE, "step_us": None, "meaning": "GPU idle: the host sleeps"}
     assert told([], idle) == (
-        "70 % of the recorded time is time in which the GPU is idle: the host sleeps. Nothing was found that would "
-        "save half a per cent or more."
+        "70 % of the recorded time is time in which the GPU is idle: the host sleeps. No finding would save half "
+        "a per cent or more."
     )
     assert told([]) == ""
 
@@ -162,7 +162,7 @@ def test_traces_one_after_the_other_are_runs_and_those_at_the_same_time_are_not(
     found = runs_at(tmp_path / "runs", 10**9, 0)
     assert found is not None and found.newest.path.name == "run0"
     assert found.table.values("trace") == ["run0", "run1"]
-    assert found.verdict.startswith("These are 2 runs, one after the other, not ranks of a job. `kinetoctl diff ")
+    assert found.verdict.startswith("These are 2 runs, one after the other, not ranks of one job. `kinetoctl diff ")
     assert runs_at(tmp_path / "job", 100 * US, 0) is None
 
 

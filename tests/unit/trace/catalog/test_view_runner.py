@@ -89,7 +89,7 @@ def test_a_view_that_fails_on_the_only_trace_does_not_take_the_others_down(tmp_p
     longest, spread = run_views([LONGEST, SPREAD], ranks(tmp_path, 0))
     assert longest.rows() == []
     assert longest.failure == (
-        f"view {LONGEST} failed: {tmp_path}/rank0.kineto: there are no kernels; the rest is complete"
+        f"view {LONGEST} failed: {tmp_path}/rank0.kineto: there are no kernels; the other views are complete"
     )
     assert (spread.rows(), spread.failure) == ([{"ranks": 1, "spread": 0}], "")
 
@@ -124,7 +124,7 @@ def test_a_worker_that_dies_takes_no_other_rank_along(tmp_path: Path, monkeypatc
         result = run_view(FATAL, sources, executor=executor)
     assert result.values("rank") == [0, 2]
     assert "rank 1 is missing" in result.notes[0]
-    assert "the process that read it died: it ran out of memory" in result.notes[0]
+    assert "the process that was reading it ran out of memory and died" in result.notes[0]
 
 
 def test_a_rank_that_needs_more_than_its_part_of_the_memory_is_read_again_alone(
@@ -157,7 +157,7 @@ def test_a_worker_that_dies_before_all_ranks_are_handed_over_takes_none_of_them_
 
 def test_if_all_fail_that_is_an_error(tmp_path: Path) -> None:
     sources = ranks(tmp_path, 0, 0)
-    with pytest.raises(FileError, match=r"fails on all 2 traces; the first error: .*rank0.kineto: there are no kern"):
+    with pytest.raises(FileError, match=r"failed on all 2 traces; the first error: .*rank0.kineto: there are no kern"):
         run_view(LONGEST, sources)
 
 
@@ -187,7 +187,7 @@ def test_a_rank_that_is_there_twice_counts_twice_and_is_said(tmp_path: Path) -> 
         save_columns(trace({"kernel": [{"name": "k", "duration": 3}]}, target=target(rank=4)), tmp_path / name)
     result = run_view(LONGEST, [tmp_path])
     assert result.values("rank") == [4, 4]
-    assert f"rank 4 is in 2 traces, and all of them count: {tmp_path}/a, {tmp_path}/b" in result.notes
+    assert f"rank 4 has 2 traces, and all of them are counted: {tmp_path}/a, {tmp_path}/b" in result.notes
 
 
 def test_an_opened_trace_and_its_context_will_do() -> None:

@@ -11,7 +11,7 @@ from support.trace_files.h200 import DATA
 from support.trace_files.public_traces import trace_paths, unpacked
 
 ROUNDING = 1e-6
-NOTHING_SAID = "the trace has nothing that this view shows"
+NOTHING_SAID = "the trace has no data for this view"
 SIGNED = {
     ("counters", "time_us"),
     ("event_selection", "time_us"),

@@ -20,15 +20,15 @@ GPU: Rows = {"kernel": [KERNEL]}
 HALF: Rows = {"kernel": [{**KERNEL, "duration": 500_000}]}
 
 NO_COLLECTIVES = (
-    "the traces have no collectives: neither kernels of NCCL or RCCL (activity type kernel) nor operators such as "
+    "the traces have no collectives: neither NCCL or RCCL kernels (activity type kernel) nor operators such as "
     "gloo:all_reduce (activity type cpu_op)"
 )
 NO_CALL_TREE = "the trace has no operators and no annotations: record the activity types cpu_op and user_annotation"
-NO_MODULES = "the trace has no calls of modules: record with with_modules=True or with_stack=True"
+NO_MODULES = "the trace has no module calls: record it with with_modules=True or with_stack=True"
 NO_OPERATORS = "the trace has no operators: record the activity type cpu_op (torch.profiler: ProfilerActivity.CPU)"
 NO_GPU = "the trace has no GPU activity"
-NEVER_IDLE = "no GPU was idle in the steps (without complete ones: in the trace)"
-NO_FINDING = "no finding would save 0.5 % of the time of the steps or more"
+NEVER_IDLE = "no GPU was idle in the complete steps (or, if there are none, in the whole trace)"
+NO_FINDING = "no finding would save 0.5 % or more of the steps' time"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ NO_FINDING = "no finding would save 0.5 % of the time of the steps or more"
             "call_tree",
             {**GPU, "python_function": [SAMPLES]},
             {"python": True},
-            [NO_CALL_TREE, "its Python functions are samples, which have no calls: view python_samples shows them"],
+            [NO_CALL_TREE, "its Python functions are samples, not calls: see the view python_samples"],
         ),
         ("idle_breakdown", NOTHING, {}, [NO_GPU]),
         (
@@ -65,7 +65,7 @@ NO_FINDING = "no finding would save 0.5 % of the time of the steps or more"
         ("idle_causes", GPU, {}, [NEVER_IDLE]),
         ("idle_gaps", NOTHING, {"cause": "memory"}, [NO_GPU]),
         ("idle_gaps", GPU, {"cause": "memory"}, [NEVER_IDLE]),
-        ("idle_gaps", HALF, {"cause": "memory"}, ["no gap has the cause memory: those of this trace are host"]),
+        ("idle_gaps", HALF, {"cause": "memory"}, ["no gap has the cause memory; the causes in this trace are host"]),
         ("idle_gaps", HALF, {"limit": 0}, ["1 gap is not shown, since limit is 0"]),
         (
             "findings",
@@ -73,7 +73,7 @@ NO_FINDING = "no finding would save 0.5 % of the time of the steps or more"
             {},
             [
                 NO_FINDING,
-                "the trace has no Python functions, so causes that they show were not looked for: record "
+                "the trace has no Python functions, so the causes that they would show cannot be found: record "
                 "python_function",
             ],
         ),

@@ -59,7 +59,7 @@ def test_measured_clocks_prove_the_match_where_ends_alone_cannot() -> None:
     job = ddp(late={2: 3_000}, hosts=HOSTS, clock_us=AHEAD, begin={3: 0.17}, steps=12, clocks=clocks, jitter_us=60.0)
     found = matched(job)
     assert (instances(found).seen == 4).sum() == np.bincount(found.rank).min()
-    assert "no other way to match them is possible" in found.notes[0]
+    assert "no other match is possible" in found.notes[0]
 
 
 def test_a_loop_of_equal_steps_is_not_matched_without_clocks() -> None:
@@ -67,7 +67,7 @@ def test_a_loop_of_equal_steps_is_not_matched_without_clocks() -> None:
     job = ddp(ranks=2, hosts=("a", "b"), clock_us={1: 4_000_000.0}, begin={1: 0.3}, steps=12, jitter_us=30.0)
     found = matched(replace(job, recount=True))
     assert instances(found).seen.max() == 1
-    assert "are not matched with other ranks'" in found.notes[0]
+    assert "are not matched with other ranks: " in found.notes[0]
     assert "they can be matched in two ways" in found.notes[0]
     by_numbers = matched(job)
     assert (instances(by_numbers).seen == 2).sum() == np.bincount(by_numbers.rank).min()
@@ -76,7 +76,7 @@ def test_a_loop_of_equal_steps_is_not_matched_without_clocks() -> None:
 def test_windows_that_do_not_overlap_are_not_matched() -> None:
     found = matched(fsdp(end={0: 0.4}, begin={1: 0.5}))
     assert instances(found).seen.max() == 1
-    assert "their times fit at no shift" in found.notes[0]
+    assert "their times do not fit at any shift" in found.notes[0]
 
 
 @pytest.mark.parametrize("lost", [[30], [30, 90], [10, 11, 12, 50]])
@@ -91,12 +91,14 @@ def test_lost_records_cost_the_match_of_their_neighbours_only(lost: list[int], l
     found = match([(0, first), (1, cut)])
     assert shared_wrongly(found, job) == 0
     assert (instances(found).seen == 2).sum() >= len(rows) - 2 * LEAST_PIECE * len(lost)
-    assert "collectives match none of the other rank and are left out" in found.notes[0]
+    assert "collectives have no counterpart on the other rank and are left out" in found.notes[0]
 
 
-WITHOUT = "collectives have no sequence number in the traces: they are matched over ranks by order and time. Their ends"
-ALONE = "no other way to match them is possible"
-LATE = "; 1 windows begin at another collective than the first rank's"
+WITHOUT = (
+    "collectives have no sequence number in the traces: they are matched across ranks by order and time. Their ends"
+)
+ALONE = "no other match is possible"
+LATE = "; 1 window begins at a different collective than the first rank's"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ LATE = "; 1 windows begin at another collective than the first rank's"
         (fsdp(begin={1: 0.03}), f"270 of 270 {WITHOUT} differ by 7.72 µs on average; {ALONE}{LATE}"),
         (
             ddp(late={2: 3_000}, hosts=HOSTS, clock_us=AHEAD, begin={3: 0.17}, steps=12, jitter_us=5.0),
-            f"270 of 270 {WITHOUT} differ by 1.87 µs on average; matched in any other way, by 20.8 µs or more{LATE}",
+            f"270 of 270 {WITHOUT} differ by 1.87 µs on average; in any other match, by 20.8 µs or more{LATE}",
         ),
     ],
     ids=["whole", "begins_late", "other_ways"],

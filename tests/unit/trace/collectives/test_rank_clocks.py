@@ -94,7 +94,7 @@ def test_some_wrong_matches_do_not_count_and_many_are_a_contradiction() -> None:
     assert (result.clocks[1].collectives, abs(result.clocks[1].offset_ns - truth[1]) < 2_000) == (90, True)
     refused = align([0, 1], [UNKNOWN] * 2, [first, wrong(11)])
     assert refused.clocks[1] == UNKNOWN
-    assert "11 of 100 collectives end at very different times than the rest" in refused.notes[0]
+    assert "the ends of 11 of 100 collectives differ far more than those of the rest" in refused.notes[0]
 
 
 def test_collectives_that_contradict_the_measured_uncertainty_refine_nothing() -> None:
@@ -102,7 +102,7 @@ def test_collectives_that_contradict_the_measured_uncertainty_refine_nothing() -
     given_ = [RankClock(0, 10, "given"), RankClock(0, 20, "given")]
     result = align([0, 1], given_, found)
     assert result.clocks == (RankClock(0, 0, "given"), RankClock(0, 30, "given"))
-    assert "contradict the uncertainty of the given offsets" in result.notes[0]
+    assert "contradict the stated uncertainty of the offsets" in result.notes[0]
 
 
 def test_ranks_of_other_groups_are_joined_over_ranks_that_share_with_both() -> None:
@@ -190,7 +190,9 @@ def test_hosts_of_one_name_with_different_clocks_are_found_out() -> None:
     result = align([4, 6], [UNKNOWN] * 2, found, ["ubuntu", "ubuntu"])
     assert abs(result.clocks[1].offset_ns - 10_000_000) <= (result.clocks[1].uncertainty_ns or 0)
     assert result.clocks[1].method == "collectives"
-    assert result.notes == ("rank 6 has the host name of rank 4, but another clock: their collectives say so",)
+    assert result.notes == (
+        "rank 6 has the same host name as rank 4, but their collectives show that its clock is a different one",
+    )
 
 
 @pytest.mark.parametrize("host", ["", "localhost"])

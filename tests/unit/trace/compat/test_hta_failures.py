@@ -30,7 +30,7 @@ def test_events_of_no_length_and_less_cannot_be_compared() -> None:
     # [200.2, 200.8] becomes 201 to 200, [199.5, 200] becomes 200 to 200: at 200 one ends, one begins
     events = [*sequences(), op("a", 200.2, 0.6), op("b", 199.5, 0.5)]
     note = failure(events, "frequent_sequences")
-    assert note.startswith("HTA fails on this trace (its rounding made events of 0 and of -1 us at one time)")
+    assert note.startswith("HTA fails on this trace (its rounding produced events of 0 and of -1 us at the same time)")
     apart = [*sequences(), op("a", 200.2, 0.6, tid=2), op("b", 199.5, 0.5)]
     assert figures(apart, "frequent_sequences").notes == ()
 
@@ -42,7 +42,7 @@ def test_the_tid_of_a_thread_can_not_be_a_text_but_that_of_a_stream_can() -> Non
     assert figures(events, "frequent_sequences").notes == ()
     for row in events:
         row["tid"] = str(row["tid"]) + " thread"
-    assert "is a text" in failure(events, "frequent_sequences")
+    assert "some calls or operators have a thread id that is not a number" in failure(events, "frequent_sequences")
 
 
 def window() -> list[Event]:
@@ -57,7 +57,7 @@ def test_a_path_needs_a_launch() -> None:
 
 def test_a_path_needs_calls_of_the_categories_that_hta_knows() -> None:
     events = [{**row, "cat": "Runtime"} if row["cat"] == "cuda_runtime" else row for row in window()]
-    assert "a call that launched a kernel has no place" in failure(events, "critical_path")
+    assert "a call that launched a kernel is not in its graph" in failure(events, "critical_path")
 
 
 def test_a_kernel_of_two_calls_breaks_the_path_if_steps_are_dropped() -> None:
@@ -66,7 +66,7 @@ def test_a_kernel_of_two_calls_breaks_the_path_if_steps_are_dropped() -> None:
     events = [step(1, 0, 100), op("aten::x", 5, 60), *calls]
     assert figures(events, "critical_path").notes[0].startswith("HTA's rules")
     found = figures([*events, step(2, 100, 50)], "critical_path")
-    assert "a kernel of several calls is there several times" in found.notes[0]
+    assert "a kernel launched by several calls appears several times" in found.notes[0]
     right = figures(events, "critical_path", hta=False)
     assert found.values("duration_us") == right.values("duration_us")
 
@@ -101,6 +101,6 @@ def test_only_annotations_of_its_spelling_count_to_hta() -> None:
 def test_launches_that_share_a_correlation_have_no_queue_in_hta() -> None:
     # without steps nothing is dropped: to the two calls HTA joins one kernel each, of which there is one
     events = [op("first", 0, 1), launch(1, 2), launch(1, 4), gpu("k", 9, 1, 1)]
-    assert "several launches have one correlation" in failure(events, "queue_length")
-    assert "several launches have one correlation" in failure(events, "queue_length_summary")
+    assert "several launches have the same correlation id" in failure(events, "queue_length")
+    assert "several launches have the same correlation id" in failure(events, "queue_length_summary")
     assert "several launches" in failure(events, "blocked_on_full_queue", max_queue_length=1)

@@ -134,7 +134,7 @@ def test_the_tree_of_a_trace_can_come_from_another_process() -> None:
 
 def test_several_ranks_have_no_tree_together() -> None:
     side_of = diff_tree.partial(BASE)
-    with pytest.raises(ViewError, match="view diff_tree compares one trace with one: choose a rank"):
+    with pytest.raises(ViewError, match="view diff_tree cannot compare jobs of several ranks: choose one rank"):
         compare_jobs(diff_tree, [side_of, side_of], [side_of, side_of])
 
 

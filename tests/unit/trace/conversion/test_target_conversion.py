@@ -122,7 +122,7 @@ def test_a_target_without_sources_gives_an_empty_trace(tmp_path: Path) -> None:
 def test_records_of_an_unknown_format_are_left_out_with_a_warning(tmp_path: Path) -> None:
     add_stacks(make_spool(tmp_path, "mlp-cupti26"), [(1, 9, 1)], format="python_stacks/99")
     conversion = convert_target(tmp_path, formats=[])
-    assert conversion.warnings[0] == ("python_stacks: records of the unknown format 'python_stacks/99' are left out")
+    assert conversion.warnings[0] == ("python_stacks: records in the unknown format 'python_stacks/99' are left out")
     assert conversion.records_undecoded == 1
 
 
@@ -141,7 +141,7 @@ def test_what_a_crash_cut_off_is_said(tmp_path: Path) -> None:
     buffers.write_bytes(buffers.read_bytes()[:-100])
     conversion = convert_target(tmp_path, formats=[])
     assert conversion.chunks_torn == 1
-    assert conversion.warnings == ("cupti: the last data was truncated when the daemon ended",)
+    assert conversion.warnings == ("cupti: the last data is truncated because the daemon ended",)
 
 
 def test_an_unknown_format_is_refused_before_any_work(tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_a_few_from_before_the_recording_are_no_news() -> None:
 
 def test_many_kernels_without_a_launch_are_spoken_of() -> None:
     assert launch_warnings(trace({"kernel": kernels(2000), "cuda_runtime": calls(500)})) == (
-        "1,500 of 2,000 kernels have no launch in the trace: the calls that launched them were not recorded (name both "
-        "cuda_runtime and cuda_driver among the activities)",
+        "1,500 of 2,000 kernels have no launch in the trace: the calls that launched them were not recorded "
+        "(record both cuda_runtime and cuda_driver)",
     )
 
 
@@ -243,7 +243,7 @@ def test_many_kernels_without_a_launch_are_spoken_of() -> None:
     [
         (
             {"cuda_runtime": "xpu_runtime", "cuda_driver": "xpu_driver"},
-            " (name both xpu_runtime and xpu_driver among the activities)",
+            " (record both xpu_runtime and xpu_driver)",
         ),
         ({"cuda_runtime": "pebble_runtime"}, ""),
     ],

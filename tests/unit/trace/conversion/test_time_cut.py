@@ -46,7 +46,7 @@ def test_a_kernel_in_the_cut_keeps_its_launch_and_operator_from_before() -> None
 
 
 def test_a_cut_ends_after_it_begins() -> None:
-    with pytest.raises(TraceError, match="ends after it begins"):
+    with pytest.raises(TraceError, match="the end of a time span must be after its start"):
         cut(made(), START_NS + 5, START_NS + 5)
 
 
@@ -81,7 +81,7 @@ def test_a_trace_without_steps_is_shown_as_a_whole() -> None:
 
 def test_the_longest_activity_of_a_name_is_found() -> None:
     assert longest(made(), "b") == (START_NS + 700, START_NS + 750)
-    with pytest.raises(TraceError, match="no activity of the trace is called 'c'"):
+    with pytest.raises(TraceError, match="no activity in the trace is called 'c'"):
         longest(made(), "c")
     assert with_margin(1_000_000, 2_000_000) == (750_000, 2_250_000)
     assert with_margin(1_000_000, 1_000_010) == (900_000, 1_100_010)
@@ -155,7 +155,7 @@ def test_nothing_is_added_that_was_not_wanted_or_has_no_kernels(tmp_path: Path) 
 
 
 def test_an_empty_part_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="ends after it begins"):
+    with pytest.raises(TraceError, match="the end of a time span must be after its start"):
         write_timeline(Context(half_filled()), tmp_path / "timeline.json.gz", (START_NS, START_NS), tracks=True)
 
 

@@ -110,13 +110,13 @@ def test_every_version_decodes_its_own_kernel_record(version: int) -> None:
 
 @pytest.mark.parametrize("version", [None, "26", 0, 19, 25, 140000])
 def test_an_unknown_version_is_refused(version: object) -> None:
-    with pytest.raises(UnknownVersionError, match=r"known are those of CUDA 12\.0, .*13\.4") as error:
+    with pytest.raises(UnknownVersionError, match=r"does not support \(it supports CUDA 12\.0, .*13\.4") as error:
         cupti_records.decode(source_of(b"", metadata={"cupti_version": version}), StringTable())
     assert error.value.reason_code == "CUPTI_UNKNOWN_VERSION"
 
 
 def test_another_record_size_than_the_headers_say_is_refused() -> None:
-    with pytest.raises(UnknownLayoutError, match="KERNEL records of 216 bytes, its headers say 208") as error:
+    with pytest.raises(UnknownLayoutError, match="KERNEL records of 216 bytes, but its headers say 208") as error:
         cupti_records.decode(source_of(b"", record_bytes={10: 216}), StringTable())
     assert error.value.reason_code == "UNKNOWN_LAYOUT"
 
@@ -133,7 +133,7 @@ def test_the_rest_of_a_buffer_after_an_unknown_kind_is_counted() -> None:
     source = replace(source, chunks=(replace(source.chunks[0], records=9),))
     result = cupti_records.decode(source, StringTable())
     assert (result.records, result.undecoded) == (1, 8)
-    assert result.warnings == ("1 buffers could not be read past a record of unknown kind 60",)
+    assert result.warnings == ("1 buffer could not be read past a record of unknown kind 60",)
 
 
 def test_a_kind_that_only_the_collector_knows_is_stepped_over() -> None:

@@ -103,16 +103,16 @@ def test_a_vendor_changes_columns_with_the_help_of_any_field() -> None:
     [
         (kernel(start=0), 0, 1, "1 record of kind 1 without a time"),
         (kernel(end=0), 0, 1, "1 record of kind 1 without a time"),
-        (kernel(length=-20), 1, 0, "1 record of kind 1 with an end before the start: 0 is their duration"),
+        (kernel(length=-20), 1, 0, "1 record of kind 1 with an end before the start: their duration is set to 0"),
         (kernel(end=(1 << 63) + 5), 0, 1, "1 record of kind 1 with impossible times"),
         (kernel(end=1 << 62), 0, 1, "1 record of kind 1 with times far from the recording"),
         (kernel(start=5), 0, 1, "1 record of kind 1 with times far from the recording"),
         (
             kernel() + struct.pack("<II", 77, 0) + bytes(56), 1, 2,
-            "1 buffers could not be read past a record of unknown kind 77",
+            "1 buffer could not be read past a record of unknown kind 77",
         ),
-        (kernel() + kernel()[:40], 1, 1, "1 buffers could not be read past a cut record"),
-        (kernel() + b"\1", 1, 1, "1 buffers could not be read past a cut record"),
+        (kernel() + kernel()[:40], 1, 1, "1 buffer could not be read past a truncated record"),
+        (kernel() + b"\1", 1, 1, "1 buffer could not be read past a truncated record"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_true_is_counted(data: bytes, rows: int, undecoded: int, warning: str) -> None:
@@ -141,7 +141,7 @@ def test_records_that_are_shorter_than_declared_are_not_decoded_and_longer_ones_
     data = framed(PUSHED, 1, whole[:40]) + framed(PUSHED, 1, whole + bytes(24))
     found = decode(source_of(PUSHED, [data]), StringTable(), WINDOW)
     assert (len(found.tables["kernel"]), found.undecoded) == (1, 1)
-    assert found.warnings == ("1 record of kind 1 with less than the 64 bytes of the schema",)
+    assert found.warnings == ("1 record of kind 1 with fewer than the schema's 64 bytes",)
 
 
 def test_a_size_that_the_collector_has_seen_and_the_schema_does_not_have_is_believed_for_the_walk_only() -> None:
@@ -206,9 +206,7 @@ def test_times_of_a_clock_without_samples_are_not_guessed(clocks: Any) -> None:
     schema = NPU._replace(clock="boottime")
     found = decode(source_of(schema, [booted(5_000)], clocks=clocks), StringTable(), WINDOW)
     assert (len(found.tables["kernel"]), found.undecoded) == (0, 1)
-    assert found.warnings == (
-        "1 record of kind 1 with times of the clock boottime, of which no samples came with them",
-    )
+    assert found.warnings == ("1 record of kind 1 with times of the clock boottime, for which there are no samples",)
 
 
 def test_a_rate_that_no_clock_has_is_not_believed() -> None:
@@ -216,7 +214,7 @@ def test_a_rate_that_no_clock_has_is_not_believed() -> None:
     clocks = [[BASE, 1_000], [BASE + 10**9, 1_001]]
     found = decode(source_of(schema, [booted(1_500)], clocks=clocks), StringTable(), WINDOW)
     assert found.tables["kernel"]["start"].tolist() == [BASE + 500]
-    assert "% off, which is impossible: only its first sample counts" in found.warnings[0]
+    assert "% off, which is impossible: only its first sample is used" in found.warnings[0]
 
 
 def test_a_devices_clock_is_that_of_its_own_readings() -> None:

@@ -99,13 +99,13 @@ def test_what_follows_a_damaged_place_is_lost_and_counted() -> None:
     good = space(begun_at(BEGIN), host(("f", 0, 1, {})), host(("g", 0, 1, {})))
     found, strings = decoded(good, good[:-5], b"\xff" * 20)
     assert found.undecoded == 2
-    assert found.warnings[0] == "2 of XLA's profiles are truncated or damaged"
+    assert found.warnings[0] == "2 XLA profiles are truncated or damaged"
     assert sorted(rows(found, strings, "user_annotation")) == [("f",), ("f",), ("g",)]
 
 
 def test_a_profile_that_does_not_say_when_it_began_is_told() -> None:
     found, _strings = decoded(space(host(("f", 0, 1, {}))))
-    assert found.warnings == ("when 1 of XLA's profiles began is not known: their times count from there",)
+    assert found.warnings == ("1 XLA profile without a known start: the times in it are relative to its start",)
     assert found.tables["user_annotation"]["start"].tolist() == [10]
 
 

@@ -41,7 +41,7 @@ def test_exports_have_the_counts_of_their_source(source: Path, tmp_path: Path) -
         assert count_events(path) == expected, path.name
     in_perfetto = dict(count_events(perfetto))
     if not expected.get("arrows") and (drawn := in_perfetto.pop("arrows", 0)):
-        assert told.notes == (f"the file has no arrows: {drawn} are drawn by correlation and sequence numbers",)
+        assert told.notes == (f"the file has no arrows: {drawn} were added by correlation and sequence numbers",)
     for loose, every in (match.groups() for note in told.notes if (match := LOOSE.match(note))):
         assert int(every) == expected["arrows"]
         in_perfetto["arrows"] += int(loose)

@@ -134,8 +134,8 @@ def test_sql_has_the_tables_with_their_meanings(trace: Trace, tmp_path: Path, fr
 @pytest.mark.parametrize(
     ("table", "where"),
     [
-        ("npu_wait", r"its rows are in `other` \(WHERE category = 'npu_wait'\)"),
-        ("npu_runtime", "are in the tables of CUDA's: query cuda_runtime"),
+        ("npu_wait", r"their rows are in `other` \(WHERE category = 'npu_wait'\)"),
+        ("npu_runtime", "are in the CUDA tables: query cuda_runtime"),
     ],
 )
 def test_sql_over_a_file_says_where_the_rows_of_a_vendors_type_are(
@@ -172,7 +172,9 @@ def test_sql_over_traces_that_declare_a_table_differently_has_the_columns_of_the
     columns = "rank, why, load, op, depth, stream"
     found = kineto_trace.query(f"SELECT {columns} FROM npu_wait WHERE load = 12.5 ORDER BY rank", paths)
     assert rows(found) == [(0, "a lock", 12.5, 0, 0, 0), (1, None, 12.5, None, None, None)]
-    assert found.notes == ("rank1 does not declare stream, why, op, depth of npu_wait so: missing in its rows",)
+    assert found.notes == (
+        "rank1 declares stream, why, op, depth of npu_wait differently or not at all: missing in its rows",
+    )
     assert rows(kineto_trace.query("SELECT count(*) FROM events WHERE kind = 'npu_wait'", paths)) == [(4,)]
 
 
@@ -304,7 +306,9 @@ def test_sources_that_declare_a_table_differently_do_not_share_it(tmp_path: Path
     loaded = load_target(target)
     assert len(loaded.trace.tables["npu_wait"]) == 2
     assert len(loaded.trace.tables["npu_mark"]) == 2
-    assert loaded.warnings == ("other: 2 rows of npu_wait, which another source declares otherwise, are left out",)
+    assert loaded.warnings == (
+        "other: 2 rows of npu_wait are left out: another source declares its columns differently",
+    )
 
 
 def test_the_window_cuts_own_rows_like_others(tmp_path: Path) -> None:

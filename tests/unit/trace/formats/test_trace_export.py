@@ -27,7 +27,7 @@ def test_a_suffix_stands_for_a_format(name: str, format_: str) -> None:
 
 
 def test_an_unknown_suffix_or_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"t\.txt has no known trace suffix .*name the format"):
+    with pytest.raises(FormatError, match=r"t\.txt has no known trace suffix .*specify the format"):
         export_trace(trace({}), tmp_path / "t.txt")
     with pytest.raises(FormatError, match="no trace format is called 'pdf'; available: chrome, chrome-json, perfetto"):
         export_trace(trace({}), tmp_path / "t", "pdf")

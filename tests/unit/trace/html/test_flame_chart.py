@@ -61,7 +61,7 @@ def test_long_names_are_cut_in_the_middle() -> None:
 
 def test_titles_have_totals_shares_and_own_times() -> None:
     text = flame_chart(GRAPH, name="x")
-    assert "<title>a\n3 µs, 75 %; itself 2 µs</title>" in text
+    assert "<title>a\n3 µs, 75 %; self 2 µs</title>" in text
     assert "<title>b\n1 µs, 25 %</title>" in text
     others = node("(others)", 0, 1000, kind=FlameKind.OTHERS, frames=3)
     assert "1 µs, 50 %; 3 frames too narrow to draw" in flame_chart(others, name="x", whole=2000)

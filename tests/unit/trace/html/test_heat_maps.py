@@ -35,7 +35,7 @@ def test_a_small_map_has_a_cell_for_each_value_and_the_extremes_have_the_extreme
         ("0", "rank 0, step 0: 1 us"),
         ("1", "rank 0, step 1: 2 us"),
         ("8", "rank 1, step 0: 9 us"),
-        ("none", "rank 1, step 1: not known"),
+        ("none", "rank 1, step 1: unknown"),
     ]
     assert 'href="/rank?1-1"' in text and 'href="/step?0-0"' in text
     assert "Each cell" not in text
@@ -48,7 +48,7 @@ def test_a_large_map_is_binned_by_the_largest_value_and_says_so() -> None:
     assert text.count("<rect") == 64 * 100
     assert len(text) < 1_500_000
     assert "rank 200-203, step 770-779: 5 us" in text
-    assert "Each cell stands for 4 ranks and 10 steps, and shows the largest value of them." in text
+    assert "Each cell covers 4 ranks and 10 steps, and shows their largest value." in text
 
 
 def test_labels_have_room_and_lead_to_all_that_they_stand_for() -> None:
@@ -98,7 +98,7 @@ def test_bars_are_as_long_as_their_blocks_and_go_on_in_the_next_line() -> None:
 
 def test_blocks_too_small_to_be_seen_are_drawn_together() -> None:
     drawn = bars(str(block_map([Block(1_000_000, 0, "large"), *[Block(10, 1, "small")] * 500], "")))
-    assert drawn[-1][3] == "500 blocks too small to be seen"
+    assert drawn[-1][3] == "500 blocks too small to draw"
     assert "small" not in [title for *_, title in drawn]
 
 

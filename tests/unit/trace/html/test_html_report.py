@@ -76,7 +76,7 @@ def test_the_page_shows_findings_and_tables_and_loads_nothing(tmp_path: Path) ->
     page = Page(text)
     assert size == len(text.encode())
     assert page.loaded == []
-    assert "The GPU waits for the host, and the trace does not tell what it does" in page.texts
+    assert "The GPU waits for the host, and the trace does not show why" in page.texts
     assert "Where the step time goes" in page.texts
     assert {f"{EVIL}{n}" for n in range(3)} <= set(page.texts)
     assert "<script>alert" not in text
@@ -192,7 +192,7 @@ def test_the_page_begins_with_where_the_time_goes_what_to_change_and_what_was_no
 def test_long_tables_end_and_say_so(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", stored(tmp_path, kernels=MAX_ROWS + 5))
     texts = Page((tmp_path / "report.html").read_text()).texts
-    assert f"The first {MAX_ROWS} of {MAX_ROWS + 5} rows. All:" in texts
+    assert f"The first {MAX_ROWS} of {MAX_ROWS + 5} rows. All rows:" in texts
     assert "kinetoctl report --limit 0 --view kernels" in texts
 
 

@@ -38,7 +38,7 @@ def test_small_neighbours_are_one_piece(tmp_path: Path) -> None:
     blocks = [block(BASE + at * 512, 512, "active_allocated" if at % 2 else "inactive", []) for at in range(200)]
     blocks.append(block(BASE + 200 * 512, 100 * MIB, "inactive", []))
     found = PIECE.findall(drawn(tmp_path, {"segments": [segment(BASE, blocks)]}))
-    assert found[0][4] == "200 blocks of 100 KiB together; the largest is free"
+    assert found[0][4] == "200 blocks, 100 KiB in total; the largest is free"
     assert len(found) == 2
 
 
@@ -46,7 +46,7 @@ def test_the_largest_segments_are_drawn_and_the_rest_is_said(tmp_path: Path) -> 
     value = [segment(BASE + at * MIB, [block(BASE + at * MIB, (at + 1) * 512, "inactive", [])]) for at in range(100)]
     found = drawn(tmp_path, {"segments": value})
     assert found.count("<svg") == MAX_SEGMENTS
-    assert "40 smaller segments are not drawn, of 410 KiB together." in found
+    assert "40 smaller segments are not drawn (410 KiB in total)." in found
 
 
 def test_pieces_are_bounded(tmp_path: Path) -> None:

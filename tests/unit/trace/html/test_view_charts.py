@@ -79,7 +79,7 @@ def test_lines_beyond_the_first_places_are_told() -> None:
                              time_ns=list(range(2 * count)))) for count in (MAX_CHARTS, 40)}  # fmt: skip
     assert [each.count("<polyline") for each in drawn.values()] == [MAX_CHARTS] * 2
     assert "charts. The view" not in drawn[MAX_CHARTS]
-    assert "These are the first 8 of 40 charts. The view counter_curves has the values of all." in drawn[40]
+    assert "These are the first 8 of 40 charts. The view counter_curves has all values." in drawn[40]
 
 
 def test_causes_beyond_the_colours_are_drawn_together() -> None:
@@ -149,7 +149,7 @@ def test_two_traces_have_two_bars_a_row_and_their_difference() -> None:
         "this trace (lower bar)",
         "more than in the baseline",
         "less",
-        "within the noise",
+        "within noise",
     ]
 
 

@@ -92,7 +92,7 @@ def test_more_processes_than_usual_get_more_numbers() -> None:
     )  # fmt: skip
     numbers = Numbers(pids_of_a_rank([one]))
     assert (number(one, 0, numbers).pids[0], number(one, 1, numbers).pids[-1]) == (10_000, 21_000)
-    with pytest.raises(FileError, match="are more than fit into one file"):
+    with pytest.raises(FileError, match="do not fit into one file"):
         number(one, 250_000, numbers)
 
 
@@ -245,7 +245,7 @@ def test_what_cannot_be_merged_is_told(tmp_path: Path) -> None:
         merge_traces([sources[1], replace(sources[0], rank=1)], path)
     with pytest.raises(FormatError, match="cannot be merged as 'speedscope'"):
         merge_traces(sources, tmp_path / "m.speedscope.json")
-    with pytest.raises(FileError, match="there is an offset for rank 8, but no trace of it"):
+    with pytest.raises(FileError, match="there is an offset for rank 8, but no trace"):
         merge_traces(sources, path, clocks={8: RankClock(1)})
     undated = ranks.document([ranks.event("cpu_op", "a", 10, 1)], rank=7)
     del undated["baseTimeNanoseconds"]
@@ -259,7 +259,7 @@ def test_who_opens_a_merged_file_is_told_that_it_is_one(tmp_path: Path) -> None:
         merge_traces(write_job(tmp_path, NO_SKEW), tmp_path / name)
         found = open_trace(tmp_path / name)
         assert found.target.rank is None
-        assert any("it holds the traces of several ranks" in note for note in found.notes)
+        assert any("the file contains the traces of several ranks" in note for note in found.notes)
 
 
 def test_a_look_lets_the_trace_go_and_knows_its_processes(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_a_negative_duration_counts_as_0_and_is_told() -> None:
     result = run_view("kernels", Context(kernels(3, -5)))
     (row,) = result.rows()
     assert (row["calls"], row["total_us"], row["min_us"], row["share_pct"]) == (2, 3, 0, 100)
-    assert "1 event has a negative duration: 0 is taken" in result.notes
+    assert "1 event has a negative duration: counted as 0" in result.notes
 
 
 def test_of_a_stored_trace_negative_durations_count_as_0_too_and_stay_as_they_are_in_the_store(tmp_path: Path) -> None:

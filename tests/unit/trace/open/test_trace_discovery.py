@@ -75,7 +75,7 @@ def test_a_rank_that_is_there_twice_is_said(tmp_path: Path) -> None:
     sources = find_traces(tmp_path)
     assert [source.rank for source in sources] == [2, 2]
     assert rank_notes(sources) == [
-        f"rank 2 is in 2 traces, and all of them count: {tmp_path}/a.json, {tmp_path}/b.json"
+        f"rank 2 has 2 traces, and all of them are counted: {tmp_path}/a.json, {tmp_path}/b.json"
     ]
     assert rank_notes(sources[:1]) == []
 

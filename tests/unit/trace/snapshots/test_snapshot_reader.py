@@ -92,13 +92,13 @@ def test_what_the_agent_pickles_is_read(tmp_path: Path) -> None:
         (("segments", 0, "blocks", 1, "state"), [], "segments[0].blocks[1].state: expected one of"),
         (("segments", 0, "blocks", 1, "frames"), "abc", "segments[0].blocks[1].frames: expected a list, not str"),
         (("segments", 0, "blocks", 1, "frames"), [7], "segments[0].blocks[1].frames[0]: expected a dict, not int"),
-        (("segments", 0, "blocks", 1, "frames"), [{"name": "f"}], "expected a filename and a name that are texts"),
+        (("segments", 0, "blocks", 1, "frames"), [{"name": "f"}], "expected strings as filename and name"),
         (("device_traces",), 1, "device_traces: expected a list, not int"),
         (("device_traces", 0), "x", "device_traces[0]: expected a list, not str"),
         (("device_traces", 0, 1), [], "device_traces[0][1]: expected a dict, not list"),
-        (("device_traces", 0, 1, "action"), 1, "device_traces[0][1].action: expected a text, not int"),
+        (("device_traces", 0, 1, "action"), 1, "device_traces[0][1].action: expected a string, not int"),
         (("device_traces",), [[]] * 2000, "more than 1024 devices"),
-        (("device_traces", 0), [{"action": "alloc", "size": 2**62}] * 3, "sizes sum to more than any memory has"),
+        (("device_traces", 0), [{"action": "alloc", "size": 2**62}] * 3, "sizes add up to more than any memory holds"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, path: tuple[Any, ...], wrong: Any, said: str) -> None:
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, path: tuple[Any, .
         for key in path[:-1]:
             part = part[key]
         part[path[-1]] = wrong
-    with pytest.raises(FileError, match="is not a memory snapshot as torch") as raised:
+    with pytest.raises(FileError, match="is not a memory snapshot written by torch") as raised:
         read(tmp_path, value)
     assert said in str(raised.value)
     assert "x.memory_snapshot.pickle" in str(raised.value)

@@ -64,11 +64,11 @@ def test_all_reserved_bytes_are_in_one_of_the_sums(made: MemorySnapshot) -> None
 
 def test_a_sentence_tells_the_figures(made: MemorySnapshot) -> None:
     assert lead(device_memory(made.segments)) == (
-        "GPU0: 22 MiB reserved in 2 segments, 8 MiB of it allocated (8 MiB asked for, 200 bytes rounding), 2 MiB "
-        "waiting for other streams, 10 MiB (45.5 %) free between blocks in use, 2 MiB in 1 segment without any, which "
-        "torch.cuda.empty_cache() gives back."
+        "GPU0: 22 MiB reserved in 2 segments, 8 MiB of it allocated (8 MiB requested, 200 bytes rounding), 2 MiB freed "
+        "but still used by other streams, 10 MiB (45.5 %) free between blocks in use, 2 MiB in 1 segment without "
+        "blocks in use, which torch.cuda.empty_cache() releases."
     )
-    assert lead([]) == "The allocator holds no memory of CUDA."
+    assert lead([]) == "The allocator holds no CUDA memory."
 
 
 def test_blocks_are_summed_by_stack_with_the_users_innermost_frame(made: MemorySnapshot) -> None:

@@ -91,7 +91,7 @@ def test_a_file_without_rows_has_none(tmp_path: Path) -> None:
     [
         (b"", "does not begin with KCSAMP01"),
         (b"KCSAMP02" + bytes(8), "does not begin with KCSAMP01"),
-        (MAGIC + b"\xff\xff\xff\xff", "a header of 4294967295 bytes"),
+        (MAGIC + b"\xff\xff\xff\xff", "its header of 4294967295 bytes"),
         (MAGIC + b"\x04\x00\x00\x00nope", "its header cannot be decoded"),
         (MAGIC + b"\x02\x00\x00\x00{}", "its header cannot be decoded"),
         (MAGIC + b"\x00\x80\x00\x00" + b"[" * 0x8000, "its header cannot be decoded"),
@@ -105,12 +105,12 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, data: bytes, problem: s
 
 def test_files_that_are_none_or_too_large_are_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileError, match="is no regular file"):
+    with pytest.raises(FileError, match="is not a regular file"):
         read_counter_samples(tmp_path / "pipe")
     with pytest.raises(FileError, match="cannot be read"):
         read_counter_samples(tmp_path / "none")
     path = written(tmp_path / "file", [(1, 2)])
-    with pytest.raises(FileError, match="are more than 100"):
+    with pytest.raises(FileError, match="exceed the limit of 100"):
         read_counter_samples(path, max_bytes=100)
 
 
@@ -153,14 +153,14 @@ def test_a_file_that_is_cut_off_has_what_ended_until_then_and_its_header(tmp_pat
     assert np.array_equal(found.values, before.values[:2], equal_nan=True)
     cut_off(path, 19)
     assert len(read_counter_samples(path).end_ns) == 0
-    with pytest.raises(FileError, match="cannot be cut off"):
+    with pytest.raises(FileError, match="cannot be truncated"):
         cut_off(tmp_path / "none", 30)
 
 
 def test_a_file_without_a_header_has_no_last_row(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"")
-    with pytest.raises(FileError, match="is no file of counter samples"):
+    with pytest.raises(FileError, match="is not a file of counter samples"):
         last_end_ns(path)
     with pytest.raises(FileError, match="cannot be read"):
         last_end_ns(tmp_path / "none")

@@ -176,7 +176,7 @@ def test_no_name_comes_from_the_target(tmp_path: Path, kind: Any) -> None:
     add_file(tmp_path, [(0, b"abc")], file=kind, size=3)
     written = write_attachments(tmp_path)
     assert written.files == ()
-    assert written.warnings == (f"memory_snapshot: a file of the unknown kind {kind!r} is left out",)
+    assert written.warnings == (f"memory_snapshot: a file of unknown kind {kind!r} is left out",)
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 

@@ -32,7 +32,7 @@ def test_all_ranks_of_a_folder_are_one_table(tmp_path: Path) -> None:
 
 
 def test_what_is_no_query_or_no_trace_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(QueryError, match="there are: "):
+    with pytest.raises(QueryError, match="available: "):
         kt.query("SELECT * FROM nothing", trace({}))
     with pytest.raises(FileError):
         kt.query(SQL, tmp_path / "nothing")

@@ -103,7 +103,7 @@ def test_an_error_names_its_position(database: Database) -> None:
 
 
 def test_an_unknown_table_is_answered_with_those_there_are(database: Database) -> None:
-    with pytest.raises(QueryError, match=r"no table 'kernels_'; there are: events, kernel, .*example_count"):
+    with pytest.raises(QueryError, match=r"no table 'kernels_'; available: events, kernel, .*example_count"):
         database.query("SELECT * FROM kernels_")
 
 

@@ -49,7 +49,7 @@ def test_the_name_of_a_table_leads_nowhere_else(folder: Path, kind: str) -> None
     for place in (folder.parent, folder):
         (place / "outside.parquet").write_bytes((folder / "kernel.parquet").read_bytes())
     describe(folder, lambda document: document["tables"].update({kind: document["tables"]["kernel"]}))
-    with pytest.raises(SpoolError, match="there is no kind of activity") as caught:
+    with pytest.raises(SpoolError, match="unknown kind of activity") as caught:
         load_columns(folder)
     assert "\x1b" not in str(caught.value)
 
@@ -124,7 +124,7 @@ def test_a_table_that_takes_more_memory_than_is_free_is_not_read(
     describe(folder, lambda document: document["tables"]["kernel"].update(rows=rows, columns=[column], bytes=size))
     monkeypatch.setattr(pq.ParquetFile, "read", lambda *_args, **_more: pytest.fail("it was read"))
     monkeypatch.setattr(quantities, "free_memory", lambda: quantities.KEPT_FREE_BYTES + rows)
-    with pytest.raises(MemoryError, match=r"kernel.parquet needs \d+ MiB of memory more; 260 MiB are free"):
+    with pytest.raises(MemoryError, match=r"kernel.parquet needs another \d+ MiB of memory, but only 260 MiB are free"):
         load_columns(folder).table("kernel")[column]
 
 

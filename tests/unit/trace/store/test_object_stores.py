@@ -61,7 +61,7 @@ def test_a_store_that_redirects_is_not_followed(status: int, write: bool) -> Non
             text = failure(f"http://127.0.0.1:{port}", write=write)
     assert got == []
     assert text.endswith(
-        f"the store answered {status} and redirects to http://127.0.0.1: redirects are not followed; configure the "
+        f"the store answered {status}, a redirect to http://127.0.0.1: redirects are not followed; configure the "
         "address of the store itself"
     )
 
@@ -78,14 +78,14 @@ def test_nor_is_azures(status: int, write: bool, monkeypatch: pytest.MonkeyPatch
             monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{key};{place}")
             fs, path = open_store("az://bucket/object")
             type(fs).clear_instance_cache()  # the next one has another address
-            with pytest.raises(OSError, match=f"{status} and redirects to http://127.0.0.1: redirects are not"):
+            with pytest.raises(OSError, match=f"{status}, a redirect to http://127.0.0.1: redirects are not"):
                 fs.pipe_file(path, DATA) if write else fs.cat_file(path)
     assert got == []
 
 
 def test_nor_is_one_that_redirects_to_a_file() -> None:
     with server(b"HTTP/1.1 302 Elsewhere\r\nLocation: file:///etc/passwd") as (port, _):
-        assert "redirects to file://: redirects are not followed" in failure(f"http://127.0.0.1:{port}", write=False)
+        assert "a redirect to file://: redirects are not followed" in failure(f"http://127.0.0.1:{port}", write=False)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -95,5 +95,5 @@ def test_a_proxy_that_wants_a_password_is_named_with_what_to_do(scheme: str, mon
         text = failure(f"{scheme}://store.invalid", write=True)
     assert got
     assert text.endswith(
-        "; the proxy wants a user and a password: give them in https_proxy, or exempt the store in no_proxy"
+        "; the proxy requires a user and a password: put them in https_proxy, or exempt the store in no_proxy"
     )

@@ -62,7 +62,7 @@ def test_values_over_time_are_one_line_for_each_gpu_in_the_order_of_time() -> No
     assert drawn(axes) == ["device 0", "device 1"]
     assert [line.get_xdata().tolist() for line in axes.lines] == [[1.0, 4.0], [0.0, 8.0]]
     assert axes.lines[1].get_ydata().tolist() == [20.0, 40.0]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("ms since the first moment", "utilization (%)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("ms since the first value", "utilization (%)")
 
 
 def test_parts_of_a_step_are_stacked_and_those_of_no_length_left_out() -> None:
@@ -113,13 +113,11 @@ def test_a_text_of_a_trace_is_drawn_as_it_is() -> None:
 
 
 def test_a_view_without_a_shape_says_which_views_have_one() -> None:
-    with pytest.raises(
-        ViewError, match=r"^view settings has no shape that can be drawn; these have one: annotation_latency, call_"
-    ):
+    with pytest.raises(ViewError, match=r"^view settings cannot be plotted; these can: annotation_latency, call_"):
         result("settings").plot()
 
 
 def test_a_result_without_rows_says_why() -> None:
     empty = Result("idle_gaps", VIEWS["idle_gaps"].result_columns, result("idle_gaps", 0).table, ("no GPU",))
-    with pytest.raises(ViewError, match=r"^view idle_gaps has no rows to draw: no GPU$"):
+    with pytest.raises(ViewError, match=r"^view idle_gaps has no rows to plot: no GPU$"):
         empty.plot()

@@ -75,7 +75,7 @@ def test_a_subscriber_of_another_tool_is_respected(tmp_path: Path) -> None:
     with recording(detach_limit_ms=LONG_MS, maps=beside) as (session, _), calling(cuda):
         outcome = session.stop()
     assert (
-        "another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber"
+        "another tool (or torch.profiler, once it has been used) holds CUPTI's only subscriber"
         in own_warnings(outcome.warnings)[0]
     )
     assert cuda.finalized == finalized

@@ -13,7 +13,7 @@ from support.agent.collector import LONG_MS, calling, fake_cuda, maps_with, own_
 from support.waiting import scaled, until
 
 LIMIT_MS = 200
-STAYS = "stayed attached: the program's own torch.profiler started and has CUPTI now"
+STAYS = "stayed attached: the program's own torch.profiler started and is using CUPTI now"
 
 
 @pytest.fixture(autouse=True)

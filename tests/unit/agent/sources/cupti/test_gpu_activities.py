@@ -93,7 +93,7 @@ def test_any_other_refusal_of_everything_is_a_failure() -> None:
 def test_a_device_without_memory_is_named_with_what_is_needed() -> None:
     fake_cuda(refuse_result=15)
     session = source().prepare(request(["kernel"]))
-    with pytest.raises(SourceError, match="needs some 16 MiB of memory on each GPU") as caught:
+    with pytest.raises(SourceError, match="needs about 16 MiB of memory on each GPU") as caught:
         session.start()
     session.close()
     assert caught.value.reason_code == "CUPTI_NOT_INITIALIZED"

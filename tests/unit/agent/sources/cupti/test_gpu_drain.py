@@ -33,17 +33,17 @@ class Torch:
         (
             collector_binding.DOES_NOT_DRAIN,
             "GPU_DOES_NOT_DRAIN",
-            "CUPTI is left alone: the GPU has worked for 2.5 s without a break, and",
+            "CUPTI was not used: the GPU has been busy for 2.5 s without a break, and",
         ),
         (
             collector_binding.CAPTURING,
             "GPU_DOES_NOT_DRAIN",
-            "CUPTI is left alone: the program captures CUDA graphs all the time, so it",
+            "CUPTI was not used: the program keeps capturing CUDA graphs, so it",
         ),
         (
             collector_binding.UNANSWERED,
             "CUDA_DOES_NOT_ANSWER",
-            "CUPTI is left alone: CUDA's driver does not answer the agent, as while",
+            "CUPTI was not used: the CUDA driver is not responding to the agent (for example",
         ),
         (collector_binding.CALLED, "GPU_DOES_NOT_DRAIN", "CUPTI's first call has not returned"),
     ],
@@ -90,7 +90,7 @@ def test_a_detach_that_would_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         outcome = session.stop()
     (warning,) = own_warnings(outcome.warnings)
     assert warning.startswith(
-        "stayed attached: the GPU has worked for 1.5 s without a break, and detaching CUPTI would"
+        "stayed attached: the GPU has been busy for 1.5 s without a break, and detaching CUPTI would"
     )
     assert (outcome.incomplete, outcome.detach_ns) == ("", 0)
 
@@ -100,7 +100,7 @@ def test_a_capture_after_which_the_program_stands_in_cupti_is_not_whole(monkeypa
     monkeypatch.setattr(Collector, "detach", lambda *_: DetachResult(collector_binding.STUCK, 0, 0))
     with recording(["kernel"]) as (session, _):
         outcome = session.stop()
-    assert outcome.incomplete.startswith("cuptiFinalize has not returned: a thread of the program stands in it")
+    assert outcome.incomplete.startswith("cuptiFinalize has not returned: a thread of the program is blocked in it")
 
 
 def test_that_holds_too_where_another_profiler_waits_for_cupti(monkeypatch: pytest.MonkeyPatch) -> None:

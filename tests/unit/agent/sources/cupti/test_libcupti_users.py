@@ -21,7 +21,7 @@ from support.waiting import scaled, until
 pytestmark = pytest.mark.slow
 
 KERNEL = 10
-STAYS = "stayed attached: another user of CUPTI in the program (Python's ctypes) started and has CUPTI now"
+STAYS = "stayed attached: another user of CUPTI in the program (Python's ctypes) started and is using CUPTI now"
 LATE = "CUPTI did not hand over its last records within 200 ms: the trace ends early"
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
 

@@ -69,10 +69,10 @@ def test_the_data_is_taken_from_the_address_that_the_first_call_returns(
     [
         ("small", "PJRT_PROFILER_UNAVAILABLE", "its PLUGIN_Profiler_Api has 72 bytes, not 80"),
         ("none", "PJRT_PROFILER_UNAVAILABLE", "has no profiler"),
-        ("swapped", "PJRT_PROFILER_FAILED", "its profiler is of an unknown version"),
-        ("refuse-create", "PJRT_PROFILER_FAILED", "refuses to create: another session is active"),
-        ("refuse-start", "PJRT_PROFILER_FAILED", "refuses to start: another session is active"),
-        ("refuse-collect", "PJRT_PROFILER_FAILED", "refuses to collect_data: another session is active"),
+        ("swapped", "PJRT_PROFILER_FAILED", "its profiler has an unknown version"),
+        ("refuse-create", "PJRT_PROFILER_FAILED", "refused to create: another session is active"),
+        ("refuse-start", "PJRT_PROFILER_FAILED", "refused to start: another session is active"),
+        ("refuse-collect", "PJRT_PROFILER_FAILED", "refused to collect_data: another session is active"),
     ],
 )
 def test_a_plugin_that_does_not_do_it_is_refused_with_the_reason(
@@ -86,7 +86,7 @@ def test_a_plugin_that_does_not_do_it_is_refused_with_the_reason(
 
 
 def test_an_address_that_is_none_is_an_error_and_no_crash() -> None:
-    with pytest.raises(SourceError, match="cannot be understood: nothing lies at 0x10"):
+    with pytest.raises(SourceError, match="is not in a known form: no memory is mapped at 0x10"):
         pjrt_plugins.functions_at(16, "libtpu.so")
 
 

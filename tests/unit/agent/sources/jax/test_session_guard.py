@@ -177,11 +177,11 @@ def test_a_session_that_does_not_begin_leaves_no_shadow(jax: Any) -> None:
         ("server", "has a profiler server (jax.profiler.start_server)"),
         ("pgle", "automatic profile-guided optimisation is on (jax_enable_pgle)"),
         ("logs", "would write to the program's standard error (TF_CPP_MIN_LOG_LEVEL is 0)"),
-        ("cuda", "JAX computes on cuda here"),
+        ("cuda", "JAX uses cuda here"),
         ("no backend", "has not used a device yet"),
         ("old", "the profiler of jaxlib 0.6 imports TensorFlow into the program"),
         ("no options", "it has no ProfileOptions"),
-        ("no level", "cannot be told what to record"),
+        ("no level", "does not accept the options of the recording"),
     ],
 )
 def test_what_speaks_against_a_session_is_said_and_nothing_is_offered(
@@ -223,7 +223,7 @@ def test_a_program_without_jax_is_not_told_about_jax() -> None:
 
 
 def test_a_program_on_a_cpu_alone_is_told_that_it_has_no_kernels(jax: Any) -> None:
-    assert JaxSource().why_not(["kernel"]) == "JAX computes on the CPU alone here, which has no kernels"
+    assert JaxSource().why_not(["kernel"]) == "JAX uses only the CPU here, which has no kernels"
     assert JaxSource().why_not(["memory_snapshot"]) == ""
     jax.modules["jax._src.xla_bridge"]._backends = {"cpu": Client("cpu"), "tpu": Client("tpu")}
     assert JaxSource().why_not(["kernel"]) == ""

@@ -272,7 +272,7 @@ def test_a_version_without_known_layouts_is_refused_by_number() -> None:
         prepare(fake(version=9), releases={7: "0.7"})
     assert caught.value.reason_code == "FAKE_UNKNOWN_VERSION"
     assert "/opt/fake/libfake.so is the fake version 9" in caught.value.reason
-    assert "Known: 7 (0.7)" in caught.value.reason
+    assert "Known versions: 7 (0.7)" in caught.value.reason
 
 
 def test_a_vendor_that_describes_its_names_wrongly_is_refused() -> None:
@@ -319,7 +319,7 @@ def test_records_of_one_kind_in_two_sizes_are_dropped_with_a_warning() -> None:
         outcome = session.stop()
     assert outcome.counts.records + outcome.counts.dropped == 20
     assert outcome.warnings == [
-        "%d records were dropped because this the fake gives records of one kind in several sizes"
+        "%d records were dropped because this version of the fake has records of one kind in several sizes"
         % outcome.counts.dropped
     ]
 

@@ -134,7 +134,7 @@ def test_a_history_that_the_program_switches_off_meanwhile_is_told(torch: FakeTo
     session = snapshot_session()
     session.start()
     torch.module.cuda.memory._record_memory_history(None)
-    assert "off: nothing was recorded from there on" in session.stop().warnings[0]
+    assert "off: nothing was recorded from then on" in session.stop().warnings[0]
     session.close()
 
 

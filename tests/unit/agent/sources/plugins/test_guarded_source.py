@@ -116,7 +116,7 @@ def test_it_is_told_when_the_process_lacks_the_variable_that_it_needs_from_the_s
 ) -> None:
     source = seen(plugin(needs_from_start="TOY_PROFILE=1"))
     assert source.activity_types() == []
-    assert source.needs_start() == "toy records only what was started with the variable TOY_PROFILE=1"
+    assert source.needs_start() == "toy records only processes that were started with the variable TOY_PROFILE=1"
     monkeypatch.setenv("TOY_PROFILE", "1")
     assert source.activity_types() == ["toy_kernel"]
     assert source.needs_start() == ""
@@ -130,8 +130,8 @@ def test_it_is_told_when_the_process_lacks_the_variable_that_it_needs_from_the_s
         ("class Odd(BaseException): pass\nraise Odd('no')", "PLUGIN_FAILED", "loading it: raised Odd: no"),
         ("import _thread\n_thread.exit()", "PLUGIN_FAILED", "loading it: raised SystemExit: "),
         ("SURCE = 1", "PLUGIN_FAILED", "loading it: raised AttributeError: "),
-        ("import numpy", "PLUGIN_FAILED", "loading it: raised ImportError: a plug-in imports the"),
-        ("import kineto_agent", "PLUGIN_FAILED", "loading it: raised ImportError: a plug-in imports the"),
+        ("import numpy", "PLUGIN_FAILED", "loading it: raised ImportError: a plug-in can import only the"),
+        ("import kineto_agent", "PLUGIN_FAILED", "loading it: raised ImportError: a plug-in can import only the"),
         ("from . import other", "PLUGIN_FAILED", "loading it: raised ImportError: the plug-in toy has no file"),
         (bad("activity_types", "return 1 / 0"), "PLUGIN_FAILED", "activity_types(): raised ZeroDivisionError: "),
         (bad("activity_types", "return ['kernel']"), "PLUGIN_INVALID", "activity_types(): returned the activity type "
@@ -159,7 +159,7 @@ def test_one_that_fails_before_a_recording_offers_nothing(source: str, code: str
         ("stop", "return None", "PLUGIN_FAILED", "stop(): raised AttributeError: "),
         ("stop", "return SourceOutcome((3, 96), {}, [], 0, 0)", "PLUGIN_INVALID", "stop(): returned 2 counts"),
         ("stop", "return SourceOutcome((3, -1, 0), {}, [], 0, 0)", "PLUGIN_INVALID", "stop(): returned -1 as a count"),
-        ("stop", "return SourceOutcome((1 << 62, 96, 0), {}, [], 0, 0)", "PLUGIN_INVALID", "stop(): said that it"),
+        ("stop", "return SourceOutcome((1 << 62, 96, 0), {}, [], 0, 0)", "PLUGIN_INVALID", "stop(): reported"),
         ("stop", "return SourceOutcome((0, 0, 0), {'a': self}, [], 0, 0)", "PLUGIN_INVALID", "stop(): returned meta"),
         ("stop", "return SourceOutcome((0, 0, 0), {'a': 'b' * 9000}, [], 0, 0)", "PLUGIN_INVALID", "stop(): ret"),
         ("stop", "return SourceOutcome((0, 0, 0), {}, ['w'] * 99, 0, 0)", "PLUGIN_INVALID", "stop(): returned more"),
@@ -178,7 +178,7 @@ def test_one_that_fails_while_it_records_is_named(method: str, body: str, code: 
 LIES = {
     "self.arena_fd = 1": "announced 1 as the descriptor of its arena",
     "self.arena_fd = 'x'": "announced 'x' as the descriptor of its arena",
-    "import os; self.arena_fd = os.open('/dev/null', 0)": "which is no memfd",
+    "import os; self.arena_fd = os.open('/dev/null', 0)": "which is not a memfd",
     "import os; self.arena_fd = os.memfd_create('x')": "announced memory whose size is not sealed",
     "import os; os.pwrite(self.arena.fd, b'x' * 64, 0)": "announced memory whose header is not that of an arena",
     "self.arena.close(); self.arena = ArenaWriter('x', 1 << 28, 9, 4 << 20); self.arena_fd = self.arena.fd": "bytes",
@@ -304,7 +304,7 @@ def test_one_that_cannot_give_way_says_so_when_it_is_stopped() -> None:
     [
         ("full", []),
         ("idle", ["toy: the accelerator's library stays attached to the process, without recording"]),
-        ("never", ["toy: the accelerator's library goes on recording in the process: its plug-in cannot end that"]),
+        ("never", ["toy: the accelerator's library keeps recording in the process: its plug-in cannot stop it"]),
     ],
 )
 def test_what_stays_behind_is_told(detach: str, warning: List[str]) -> None:

@@ -60,7 +60,7 @@ def test_a_library_that_has_gone_is_named(tmp_path: Path) -> None:
 
 def test_another_user_of_pti_is_left_alone(tmp_path: Path) -> None:
     code, text = refusal(source(tmp_path, LOADER, FRONT, CORE))
-    assert code == "PTI_BUSY" and "another library of this process uses PTI" in text
+    assert code == "PTI_BUSY" and "another library of this process is using PTI" in text
 
 
 def test_torch_and_an_agent_before_us_are_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

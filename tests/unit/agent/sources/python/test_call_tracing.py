@@ -188,7 +188,7 @@ outcome, data, names = recording.stop()
 number, text = outcome.warnings[0].split(" ", 1)
 assert 50 < int(number) < 60, number  # some threads are those of this test
 assert text == (
-    "threads were not recorded: a recording of every call has room for 2,048 threads, those that have ended included; "
+    "threads were not recorded: a recording of every call has room for 2,048 threads, including those that have ended; "
     "ask for a shorter one"
 )
 assert outcome.warnings[1:] == []

@@ -182,7 +182,7 @@ def test_a_sampler_that_costs_too_much_slows_down_and_says_so(record: Record, mo
     ticks = recorder.session.ticks()
     until(lambda: recorder.session.ticks() > ticks, "it has looked at its load", deadline_s=60)
     recorder.stop()
-    assert recorder.outcome.warnings[0].startswith("the sampling rate of stacks dropped from 1000 Hz to ")
+    assert recorder.outcome.warnings[0].startswith("the stack sampling rate dropped from 1000 Hz to ")
     assert " Hz: one sample of all threads took " in recorder.outcome.warnings[0]
 
 
@@ -282,5 +282,5 @@ def test_looks_that_failed_are_no_lost_records_and_are_told_if_they_are_many(tor
     outcome = module.PythonStacksSession(100, Ended(), -1).stop()
     assert outcome.counts.dropped == 0
     assert outcome.warnings == (
-        [f"{torn} of {torn + read} stack samples were left out: the stacks changed while they were read"] * told
+        [f"{torn} of {torn + read} stack samples were left out: the stacks changed while being read"] * told
     )

@@ -124,7 +124,7 @@ if not answer["code"]:
 def test_beside_a_client_that_came_first_older_versions_are_locked(version: int, tmp_path: Path) -> None:
     answer = run_child(tmp_path, f"KINETO = {str(fake_kineto())!r}\n" + BESIDE_KINETO, version=version)
     assert answer["code"] == "ROCPROFILER_LOCKED"
-    assert "takes no more clients; 1.3.2 and later do" in answer["reason"]
+    assert "accepts no more clients; 1.3.2 and later do" in answer["reason"]
 
 
 @pytest.mark.parametrize("version", [10305, 10401])

@@ -27,7 +27,7 @@ def test_names_and_times_need_no_layout() -> None:
 def test_shapes_are_the_observers_where_the_layout_is_known() -> None:
     assert way({"record_shapes": True}, "2.13.0", layout_known=True) == Way("", True)
     refused = way({"record_shapes": True}, "2.99.0", layout_known=False)
-    assert refused.profiler == ("record_shapes needs it, since the observer does not know the layout of torch 2.99.0")
+    assert refused.profiler == ("record_shapes needs it, because the observer does not know the layout of torch 2.99.0")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,10 @@ def test_a_wanted_start_is_kept() -> None:
 
 
 def test_a_wanted_start_that_is_too_near_is_refused_with_the_time_that_is_needed() -> None:
-    with pytest.raises(UsageProblem, match=r"^--start-at is 254 ms too near: all hosts together need 754 ms from now"):
+    with pytest.raises(
+        UsageProblem,
+        match=r"^--start-at is 254 ms too soon: with their processes ready, all hosts together need another 754 ms",
+    ):
         common_start_ns(NOW_NS, warmup_ns=WARMUP_NS, delivered_ns=254 * MS, wanted_ns=NOW_NS + 500 * MS)
 
 
@@ -44,7 +47,7 @@ def test_a_wanted_start_that_is_too_near_is_refused_with_the_time_that_is_needed
         ("any", 1, 0, ""),
         ("quorum", 2, 2, "only 2 of 4 hosts are ready, but --require quorum needs more than half"),
         ("quorum", 3, 0, ""),
-        ("all", 4, 3, "only 3 of 4 hosts are ready with all their processes, but --require all needs every one"),
+        ("all", 4, 3, "only 3 of 4 hosts have all their processes ready, but --require all needs every host"),
         ("all", 4, 4, ""),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_comparison_as_csv_has_the_rows_of_its_page(tmp_path: Path) -> None:
 
 def test_csv_with_too_many_rows_is_left_to_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_jobs, "MAX_CSV_ROWS", 1)
-    with pytest.raises(FileError, match="2 rows are too many for a browser: the command below the page writes them"):
+    with pytest.raises(FileError, match="2 rows are too many for a browser: run the command at the bottom of the page"):
         TraceJobs().csv("kernels", job(tmp_path, 2))
 
 
@@ -137,7 +137,7 @@ def test_one_trace_is_compared_with_another_whatever_their_ranks(tmp_path: Path)
 def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
     one, two = job(tmp_path / "one", 1), job(tmp_path / "two", 3)
     (found,) = TraceJobs().views(["memory_events"], two, base=one, compare=["memory_events"])
-    assert "without counterparts" in found["compared"]["failure"]
+    assert "no counterparts" in found["compared"]["failure"]
     (found,) = TraceJobs().views(["overview"], two, base=one, rank=2, compare=["overview"])
     assert found["compared"]["rows"] and not found["compared"].get("failure")
 

@@ -187,7 +187,7 @@ def test_a_url_that_fails_is_an_entry_with_the_reason(tmp_path: Path) -> None:
         until(lambda: all(trace.state == "failed" for trace in made.traces()), "both failures")
         first, second = made.traces()
         assert "nothing found" in first.problem
-        assert "traces are read from s3://" in second.problem
+        assert "traces can be read from s3://" in second.problem
         with pytest.raises(CliError, match="nothing found"):
             paths(made, first.id)
 

@@ -95,7 +95,7 @@ def test_a_list_has_an_end_and_says_so(tmp_path: Path, listed: TraceList, monkey
     for number, name in enumerate(("old.json", "new.json", "mid.json")):
         write(tmp_path / name, (1.0, 100.0, 50.0)[number])
     assert set(states(listed)) == {"new.json", "mid.json"}
-    assert listed.notes() == ["The 2 traces that changed last are shown, 1 others are not."]
+    assert listed.notes() == ["The 2 most recently changed traces are shown; 1 others are not."]
 
 
 def trace(path: Path, rank: int | None = None) -> Path:

@@ -74,9 +74,9 @@ def test_the_capture_before_of_the_same_process_is_one_click_away() -> None:
     with serve(profiler) as server, browsing(address=server.address) as browser:
         page = browser.ask("/c/c0ffee").text
         compared = browser.ask("/c/c0ffee?base=before").text
-    assert 'href="/c/c0ffee?base=before">Compare with the capture before' in page
+    assert 'href="/c/c0ffee?base=before">Compare with the previous capture' in page
     assert re.findall(r'<option value="(\w+)"', page) == ["before", "later", "other"]
-    assert "Compare with the capture before" not in compared
+    assert "Compare with the previous capture" not in compared
 
 
 def test_what_a_trace_cannot_answer_says_why(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_a_trace_cannot_answer_says_why(tmp_path: Path) -> None:
         "Idle GPU", "Kernels", "Memory", "Ranks",
     ]  # fmt: skip
     assert "Is the GPU waiting, and for what? Nothing here: no GPU activities: " in page
-    assert "Nothing here: one process was recorded." in page
+    assert "Nothing here: only one process was recorded." in page
 
 
 def test_all_questions_of_a_job_are_offered() -> None:

@@ -56,7 +56,7 @@ def test_the_page_shows_figures_map_stacks_curve_and_failures(browser: Browser, 
     page = browser.shown(f"/c/{ids['own']}/snapshot").text
     assert "GPU0: 22 MiB reserved in 2 segments, 8 MiB of it allocated" in page
     assert "<title>4 MiB in use: step (train.py:12)</title>" in page
-    assert "out of memory: 900.0 MiB wanted" in page
+    assert "out of memory: 900.0 MiB requested" in page
     for heading in ("Segments", "Blocks in use by stack", "Held over time", "Out of memory"):
         assert re.search(f"<h[23]>{heading}</h[23]>", page)
     command = "kinetoctl report --view snapshot_devices --view snapshot_stacks --view snapshot_ooms"
@@ -89,7 +89,7 @@ def test_processes_are_chosen_by_name(browser: Browser, ids: dict[str, str]) -> 
     assert '<option value="rank1" selected>' in page
     assert f"process=rank1&amp;block=0-{BASE:#x}" in page
     assert (
-        "there is no snapshot of x; there are: rank0, rank1"
+        "there is no snapshot of x; available: rank0, rank1"
         in browser.shown(f"/c/{ids['ranks']}/snapshot?process=x").text
     )
 
@@ -103,13 +103,13 @@ def test_pages_of_traces_with_snapshots_lead_to_them(browser: Browser, ids: dict
 def test_a_trace_without_one_says_how_to_take_it(browser: Browser, ids: dict[str, str]) -> None:
     for page in ("snapshot", "snapshot.json"):
         found = browser.ask(f"/c/{ids['bare']}/{page}")
-        assert (found.status, "`kinetoctl memory` takes one" in found.text) == (404, True)
+        assert (found.status, "take one with `kinetoctl memory`" in found.text) == (404, True)
 
 
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("block=x", "block is a device and an address such as 0-0x7f0000000000, not 'x'"),
+        ("block=x", "block must be a device and an address such as 0-0x7f0000000000, not 'x'"),
         ("segment=0-0x12345", "GPU0 has no segment at 0x12345 in this snapshot"),
         ("block=1-0x1", "GPU1 has no block at 0x1 in this snapshot"),
     ],

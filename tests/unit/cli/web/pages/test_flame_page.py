@@ -119,10 +119,10 @@ def test_a_step_and_a_thread_can_be_chosen(browser: Browser, ids: list[str]) -> 
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("of=gpu", "of is one of ops, kernels, python"),
-        ("order=up", "order is one of merged, time, sandwich"),
-        ("step=one", "step is a whole number"),
-        ("thread=1.5", "thread is a whole number"),
+        ("of=gpu", "of must be one of ops, kernels, python"),
+        ("order=up", "order must be one of merged, time, sandwich"),
+        ("step=one", "step must be a whole number"),
+        ("thread=1.5", "thread must be a whole number"),
     ],
 )
 def test_values_that_there_are_not_are_refused(browser: Browser, ids: list[str], query: str, said: str) -> None:

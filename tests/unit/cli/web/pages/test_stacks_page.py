@@ -64,7 +64,7 @@ def test_what_the_gpus_did_stands_below_the_main_thread_that_waits_for_them(
 
 def test_idle_threads_are_folded_and_no_page_looks_again_by_itself(browser: Browser) -> None:
     page = browser.ask(EVERY_RANK)
-    assert "<details><summary>7 threads without code of the program</summary>\n<h3>7 threads pt_nccl" in page.text
+    assert "<details><summary>7 threads outside the program&#39;s code</summary>\n<h3>7 threads pt_nccl" in page.text
     assert "Refresh" not in page.headers and "data-live" not in page.text
     assert page.headers["Cache-Control"] == "no-store"
 
@@ -102,9 +102,9 @@ def test_a_second_look_says_for_how_long_who_stands_still(server: FakeServer, br
         [read(first, 0, seconds=at), read(at_lock(), 1, seconds=at)]
         for at, first in ((100, running()), (107, in_collective()))
     ]
-    assert "One look cannot tell a hang from a moment" in text_of(browser, EVERY_RANK)
+    assert "One look cannot tell a hang from a short wait" in text_of(browser, EVERY_RANK)
     second = text_of(browser, EVERY_RANK)
-    assert re.findall("at each look for .*", second) == ["at each look for 7 s"]
+    assert re.findall("at every look for .*", second) == ["at every look for 7 s"]
     assert "One look cannot" not in second
 
 
@@ -168,7 +168,7 @@ def test_stacks_of_many_bytes_are_read_in_part_and_the_page_says_so(
 ) -> None:
     monkeypatch.setattr(page_context, "MAX_STACK_BYTES", 3 * stacks.hanging()[0].ByteSize())
     page = text_of(browser, EVERY_RANK)
-    assert "the rest was not read: more came than is read at once: select fewer processes" in page
+    assert "the rest was not read: the answer is too large to read at once: select fewer processes" in page
     assert "2 ranks" in page or "3 ranks" in page
 
 
@@ -189,7 +189,7 @@ def test_the_list_of_processes_leads_to_each_process_job_and_all_ranks(server: F
     for each in server.profiler.processes:
         each.job_id = "a/b" if each.pid < 43 else "c"
     found = re.findall(
-        r'href="(/live/stacks\?[^"]+)">(?:Where does it stand\?<span class="hidden"> )?([^<]+)<',
+        r'href="(/live/stacks\?[^"]+)">(?:What is it doing\?<span class="hidden"> )?([^<]+)<',
         browser.ask("/live").text,
     )
     assert found == [
@@ -203,7 +203,7 @@ def test_the_list_of_processes_leads_to_each_process_job_and_all_ranks(server: F
 def test_the_look_at_a_process_leads_to_that_at_its_job(server: FakeServer, browser: Browser) -> None:
     server.profiler.stacks = [[read(at_lock(), 1, job="4242")]]
     assert 'href="/live/stacks?job=4242">job 4242<' in browser.ask("/live/stacks?pid=4243").text
-    assert "Where does it stand?" not in browser.ask("/live/stacks?job=4242").text
+    assert "What is it doing?" not in browser.ask("/live/stacks?job=4242").text
 
 
 def test_a_duration_that_is_none_comes_back_in_its_field_with_what_to_write(

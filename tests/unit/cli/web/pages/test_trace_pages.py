@@ -93,7 +93,7 @@ def test_a_field_that_is_no_number_is_said(
     browser: Browser, ids: list[str], page: str, field: str, number: str
 ) -> None:
     found = browser.ask(f"/c/{ids[0]}/{page}?{field}={number}")
-    assert (found.status, f"{field} is a whole number, not" in found.text) == (400, True)
+    assert (found.status, f"{field} must be a whole number, not" in found.text) == (400, True)
 
 
 def test_a_slow_step_of_one_rank_is_seen_and_comes_first(browser: Browser, ids: list[str]) -> None:
@@ -164,16 +164,16 @@ def test_a_moment_shows_what_was_held_then(browser: Browser, ids: list[str]) -> 
 
 def test_what_is_reserved_and_unused_is_said_first(browser: Browser, ids: list[str]) -> None:
     page = browser.shown(f"/c/{ids[0]}/memory?rank=0").text
-    assert "<b>3.0 KiB (75.0%) were reserved but unused</b>" in page
+    assert "<b>3.0 KiB (75.0%) was reserved but unused</b>" in page
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ("t0=9&t1=5", "t1 comes after t0"),
-        ("at=-1", "at is a Unix time in ns, and -1 is none"),
-        (f"t0={1 << 63}", "t0 is a Unix time in ns"),
-        ("t1=now", "t1 is a whole number, not"),
+        ("t0=9&t1=5", "t1 must be later than t0"),
+        ("at=-1", "at must be a Unix time in ns, not -1"),
+        (f"t0={1 << 63}", "t0 must be a Unix time in ns"),
+        ("t1=now", "t1 must be a whole number, not"),
     ],
 )
 def test_times_that_are_none_are_refused(browser: Browser, ids: list[str], fields: str, said: str) -> None:
@@ -269,7 +269,7 @@ def test_the_command_below_a_comparison_makes_it(browser: Browser, ids: list[str
 
 def test_a_baseline_without_that_rank_is_said(browser: Browser, ids: list[str]) -> None:
     page = browser.shown(f"/c/{ids[0]}/view/diff_step_times?rank=1&base={ids[0]}&base_rank=7").text
-    assert "there is no trace of rank 7 in the baseline; there are: 0, 1" in page
+    assert "there is no trace of rank 7 in the baseline; available: 0, 1" in page
     assert browser.ask(f"/c/{ids[0]}/view/diff_step_times?base={ids[0]}&base_rank=x").status == 400
 
 
@@ -293,7 +293,7 @@ def test_equal_steps_are_no_change(browser: Browser, ids: list[str]) -> None:
 
 def test_rows_that_cannot_be_compared_say_so(browser: Browser, ids: list[str]) -> None:
     page = browser.shown(f"/c/{ids[0]}/view/memory_curve?base={ids[3]}").text
-    assert "without counterparts in another trace" in page
+    assert "which have no counterparts in another trace" in page
     assert "kinetoctl diff --by kernels" in browser.shown(f"/c/{ids[0]}/view/kernels?base={ids[3]}").text
 
 

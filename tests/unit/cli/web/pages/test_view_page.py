@@ -59,16 +59,16 @@ def test_a_comparison_beside_figures_of_another_tool_says_that_it_follows_other_
     browser: Browser, ids: list[str]
 ) -> None:
     address = f"/c/{ids[0]}/view/operators?base={ids[2]}"
-    assert "the comparison follows kinetod&#39;s own rules" in browser.shown(f"{address}&compat=plugin").text
+    assert "the comparison uses kinetod&#39;s own rules" in browser.shown(f"{address}&compat=plugin").text
     assert "own rules" not in browser.shown(address).text
 
 
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("compat=nsys", "compat is one of plugin; got &#39;nsys&#39;"),
-        ("chart=path", "chart is one of device_self_us, host_self_us, device_total_us"),
-        ("bars=many", "bars is a whole number, not &#39;many&#39;"),
+        ("compat=nsys", "compat must be one of plugin; got &#39;nsys&#39;"),
+        ("chart=path", "chart must be one of device_self_us, host_self_us, device_total_us"),
+        ("bars=many", "bars must be a whole number, not &#39;many&#39;"),
     ],
 )
 def test_words_that_a_field_does_not_take_are_answered_with_those_it_takes(
@@ -81,7 +81,7 @@ def test_words_that_a_field_does_not_take_are_answered_with_those_it_takes(
 def test_a_view_without_figures_of_another_tool_has_no_such_field(browser: Browser, ids: list[str]) -> None:
     assert options(browser.shown(f"/c/{ids[0]}/view/call_tree").text, "compat") == []
     found = browser.ask(f"/c/{ids[0]}/view/call_tree?compat=plugin")
-    assert (found.status, "compat is not for this page" in found.text) == (400, True)
+    assert (found.status, "compat cannot be used on this page" in found.text) == (400, True)
 
 
 def test_a_chart_can_be_of_another_column_with_its_largest_values_first(browser: Browser, ids: list[str]) -> None:

@@ -50,4 +50,4 @@ def test_a_path_that_leads_nowhere_and_a_job_are_explained(browser: Browser, ids
     page = browser.shown(f"/c/{ids[0]}/view/diff_tree?rank=0&base={ids[1]}&set.path=0-999").text
     assert "no node 0-999: node 0 has" in page
     page = browser.shown(f"/c/{ids[0]}/view/diff_tree?base={ids[0]}").text
-    assert "compares one trace with one: choose a rank" in page
+    assert "cannot compare jobs of several ranks: choose one rank" in page

@@ -160,7 +160,7 @@ def test_who_is_refused_all_the_time_is_one_line_a_minute(caplog: pytest.LogCapt
         for clock.now in (0.0, 1.0, 59.0, 61.0):
             assert entrance.key(ours, None) is None
     assert [record.message for record in caplog.records] == [
-        f"a connection of uid {os.geteuid()} was closed: it is none of the proxies"
+        f"closed a connection from uid {os.geteuid()}, which is not one of the proxies"
     ] * 2
 
 
@@ -322,7 +322,7 @@ def test_too_many_names_are_nobody() -> None:
 )
 def test_a_client_whose_certificate_was_not_verified_is_nobody(verified: object, der: bytes | None) -> None:
     connection: Any = SimpleNamespace(getpeercert=lambda binary_form=False: der if binary_form else verified)
-    with pytest.raises(UnknownUser, match="has shown no certificate"):
+    with pytest.raises(UnknownUser, match="presented no certificate"):
         of_tls(connection)
 
 

@@ -154,7 +154,7 @@ def test_a_host_that_says_nothing_is_told_of_in_time_and_the_others_have_answere
             began = time.monotonic()
             late, there, gone = hosts.ask(hosts.places(), who, user=FleetUser(FOR_ADA), timeout_s=scaled(2))
             assert time.monotonic() - began < scaled(10)
-    assert isinstance(late.error, Unreachable) and "not answer" in str(late.error)
+    assert isinstance(late.error, Unreachable) and "not responding" in str(late.error)
     assert there.value == "x"
     assert "no daemon at unix:/nowhere" in str(gone.error)
 
@@ -259,7 +259,7 @@ def test_all_hosts_together_send_no_more_stacks_than_a_look_takes(
     monkeypatch.setattr(fleet_hosts, "MAX_STACK_BYTES", 3 * hanging()[0].ByteSize() + 10)
     look = looks(at(two))
     assert len(look.processes) == 3
-    assert {error for _, error in look.failures} == {"more came than is read at once: select fewer processes"}
+    assert {error for _, error in look.failures} == {"the answer is too large to read at once: select fewer processes"}
 
 
 def test_the_command_of_a_process_names_its_host(daemons: FleetDaemons) -> None:
@@ -489,11 +489,11 @@ def test_where_nobody_has_a_capture_it_says_whether_all_have_answered(hosts: Hos
     with pytest.raises(NotFound, match=f"no host has a capture {missing}"):
         daemons.parts(missing)
     hosts.hosts["b"].error = Unreachable("no daemon at b:1")
-    with pytest.raises(Unreachable, match=r"no host that answers .*: b: no daemon at b:1$"):
+    with pytest.raises(Unreachable, match=r"no host that responds .*: b: no daemon at b:1$"):
         daemons.parts(missing)
     for host in hosts.hosts.values():
         host.error = Denied("nobody knows you")
-    with pytest.raises(Denied, match="no host shows you"):
+    with pytest.raises(Denied, match=r"you are not allowed to see capture .* on any host"):
         daemons.parts(missing)
 
 

@@ -27,7 +27,7 @@ def test_what_does_not_start_is_ended_and_waited_for_before_the_next_try(monkeyp
 def test_a_process_that_was_closed_does_not_start_again() -> None:
     warm = WarmProcess(WorkerLimits())
     warm.close()
-    with pytest.raises(AnalysisFailed, match="ending"):
+    with pytest.raises(AnalysisFailed, match="shutting down"):
         warm.start()
     assert warm._process is None
 

@@ -106,7 +106,7 @@ def test_a_file_that_is_not_the_users_is_not_sent(queue: AnalysisQueue, worker: 
     paths = (other / "trace", own / "link", own / "../other/trace", own, own / "none")
     for value in (*({"path": str(path)} for path in paths), {"path": 7}, {"no": "path"}, str(own / "trace")):
         worker.value = value
-        with pytest.raises(AnalysisFailed, match="not its user's"):
+        with pytest.raises(AnalysisFailed, match="does not belong to its user"):
             analyses.fresh("", {"job": "timeline", "paths": []})
 
 
@@ -138,7 +138,7 @@ def test_who_waits_for_a_turn_for_too_long_is_told_to_come_again(
     with ExitStack() as here:
         for _ in range(user_spaces.MAX_RUNNING):
             here.enter_context(spaces.entered(ADA))
-        with pytest.raises(WebError, match="your other pages are still being made"), spaces.entered(ADA):
+        with pytest.raises(WebError, match="your other pages are still being computed"), spaces.entered(ADA):
             pass
         with spaces.entered(BEA):
             pass

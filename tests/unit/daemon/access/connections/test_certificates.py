@@ -59,7 +59,7 @@ def test_half_of_a_renewal_is_not_taken_until_the_other_half_is_there(
     new = authority.issue(dns="localhost")
     files.certificate.write_bytes(new.certificate)
     assert not certificates.look()
-    assert "the new TLS files are rejected, the previous ones stay in use" in caplog.text
+    assert "the new TLS files were rejected; the previous ones stay in use" in caplog.text
     files.key.write_bytes(new.key)
     assert certificates.look()
 
@@ -96,7 +96,7 @@ def test_files_that_are_none_stop_the_start_and_change_nothing_later(
 
 def test_a_key_of_another_certificate_is_named(files: TlsFiles, authority: Authority) -> None:
     files.key.write_bytes(authority.issue(dns="localhost").key)
-    with pytest.raises(StartError, match="are not a certificate and its key"):
+    with pytest.raises(StartError, match="are not a certificate and its matching key"):
         Certificates(files)
 
 

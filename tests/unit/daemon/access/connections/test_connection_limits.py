@@ -116,7 +116,7 @@ def test_a_peer_that_connects_too_fast_is_refused_and_logged_once(
 
     with caplog.at_level(logging.WARNING):
         in_loop(run, clock)
-    assert caplog.messages == ["a connection of uid 1000 was refused: it opens too many per second"]
+    assert caplog.messages == ["a connection from uid 1000 was refused: too many new connections per second"]
     assert counted == ["CONNECTION_RATE"] * (50 + 100 - CONNECTIONS_PER_SECOND)
 
 
@@ -134,8 +134,8 @@ def test_connections_that_speak_are_counted_for_each_peer_until_they_are_closed(
         assert found.may_proceed(three)
 
     in_loop(run)
-    limit = "it has 2 of 2 (access.max_connections), and 2 are open in all"
-    assert caplog.messages == [f"a connection of uid 1000 was refused: {limit}"]
+    limit = "2 of 2 connections are open (access.max_connections), 2 in total"
+    assert caplog.messages == [f"a connection from uid 1000 was refused: {limit}"]
 
 
 @pytest.mark.parametrize("silent", [True, False])
@@ -351,7 +351,7 @@ def test_who_sends_too_much_is_read_more_slowly(caplog: pytest.LogCaptureFixture
         assert (one.held, root.held) == (True, False)
 
     in_loop(run)
-    assert caplog.messages == ["uid 1000 sends too much and is read more slowly"]
+    assert caplog.messages == ["uid 1000 is sending too much; reading from it more slowly"]
 
 
 TUNNELS = Peer(via=Via.KUBERNETES, address="127.0.0.1")

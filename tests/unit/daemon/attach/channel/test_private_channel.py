@@ -52,7 +52,7 @@ def test_a_channel_that_was_made_as_another_user_is_none(descriptors: list[int])
         own = credentials.read(os.getpid())
         (await_channel(os.getpid(), token, Deadline(5), own) or pytest.fail()).close()
         other = replace(own, uids=(own.uid + 1,) * 4)
-        with pytest.raises(AttachError, match=f"its channel was made by uid {own.uid}") as caught:
+        with pytest.raises(AttachError, match=f"its channel was created by uid {own.uid}") as caught:
             await_channel(os.getpid(), token, Deadline(5), other)
     assert caught.value.code is AttachCode.REPLACED
 
@@ -106,7 +106,7 @@ def test_a_socket_that_another_process_made_is_no_channel(descriptors: list[int]
         name = f"import os; os.memfd_create('kineto-7-{theirs.fileno()}'); input()"
         command = [sys.executable, "-c", name]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
-        with child, pytest.raises(AttachError, match=f"not its own .made by process {os.getpid()}"):
+        with child, pytest.raises(AttachError, match=f"not its own .created by process {os.getpid()}"):
             await_channel(child.pid, 7, Deadline(20))
 
 

@@ -66,14 +66,17 @@ def no_descriptor_is_left() -> Iterator[None]:
     ("packet", "why"),
     [
         (b"x", "a packet of 1 bytes"),
-        (b"XXXX" + bytes(20), "a packet that is not an answer"),
-        (answer(COUNTS, 1, result=bytes(24))[:-1], "a packet that is not an answer"),
-        (answer(COUNTS, 1, result=bytes(8)), "8 bytes of result instead of 24"),
-        (answer(COUNTS, 2, result=bytes(24)), "answered another request"),
-        (answer(DEVICE, 1, result=bytes(24)), "answered another request"),
-        (answer(COUNTS, 1, text=bytes(9000)), "more than it was asked for"),
+        (b"XXXX" + bytes(20), "a packet that is not a valid reply"),
+        (answer(COUNTS, 1, result=bytes(24))[:-1], "a packet that is not a valid reply"),
+        (answer(COUNTS, 1, result=bytes(8)), "a result of 8 bytes instead of 24"),
+        (answer(COUNTS, 2, result=bytes(24)), "replied to a different request"),
+        (answer(DEVICE, 1, result=bytes(24)), "replied to a different request"),
+        (answer(COUNTS, 1, text=bytes(9000)), "more than was asked for"),
         (answer(COUNTS, 0, result=bytes(4)), "sent no greeting"),
-        (answer(ABI, 0, result=struct.pack("=I", 99)), f"interface 99, this daemon needs {Collector.ABI}"),
+        (
+            answer(ABI, 0, result=struct.pack("=I", 99)),
+            f"interface version 99, but this daemon needs version {Collector.ABI}",
+        ),
         (answer(ABI, 0, code=-5, result=bytes(4), text=b"forked"), "forked"),
     ],
 )
@@ -105,7 +108,7 @@ def test_an_arena_is_closed_with_the_recording() -> None:
 
 def test_a_prepared_recording_without_an_arena_is_refused() -> None:
     liar = Liar(answer(PREPARE, 1))
-    with pytest.raises(SourceError, match="gave no arena"):
+    with pytest.raises(SourceError, match="returned no arena"):
         liar.remote.prepare(CollectorConfig())
     liar.close()
 
@@ -120,7 +123,7 @@ def test_an_unknown_error_has_its_number() -> None:
 
 def test_a_result_that_is_missing_is_an_error_where_it_is_needed() -> None:
     liar = Liar(answer(ABI, 1))
-    with pytest.raises(SourceError, match="gave no result"):
+    with pytest.raises(SourceError, match="returned no result"):
         liar.remote.open("/lib.so")
     liar.close()
 
@@ -140,7 +143,7 @@ def test_devices_without_end_are_cut() -> None:
 def test_silence_ends_after_its_time() -> None:
     liar = Liar()
     liar.remote.leave(0.05)
-    assert liar.remote.ended == "its collector does not answer"
+    assert liar.remote.ended == "its collector is not responding"
     liar.close()
 
 

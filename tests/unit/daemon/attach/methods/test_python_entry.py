@@ -63,11 +63,11 @@ def test_an_exception_is_told_and_nothing_is_printed(tmp_path: Path, executable:
 @pytest.mark.parametrize(
     ("look", "code", "said"),
     [
-        ("p.stat(f+'/x')", AttachCode.UNSUPPORTED, "does not find its standard library"),
+        ("p.stat(f+'/x')", AttachCode.UNSUPPORTED, "cannot find its standard library"),
         # Which nobody may write, root either: what a program that changes its user all the time may meet.
         ("p.open('/proc/sys/kernel/random/uuid',1)", AttachCode.UNSUITABLE, "was not allowed to read /"),
         # A file that cannot be opened although it could be looked at, a moment ago.
-        ("own(X.spec_from_file_location('_x',f))", AttachCode.UNSUPPORTED, "does not find its standard"),
+        ("own(X.spec_from_file_location('_x',f))", AttachCode.UNSUPPORTED, "cannot find its standard"),
     ],
     ids=["gone", "denied", "unopened"],
 )

@@ -73,8 +73,8 @@ def test_a_process_that_dumps_often_is_refused_untouched(python: str) -> None:
     with watched("0.002, repeat=True", python=python) as process, pytest.raises(AttachError) as caught:
         suitable_image(process.pid)
     assert caught.value.code is AttachCode.UNSUITABLE
-    assert "dump_traceback_later() watches it with a period of 0.002 s" in caught.value.reason
-    assert caught.value.reason.endswith("; let it dump every 1 s at most, or cancel_dump_traceback_later()")
+    assert "dump_traceback_later() is active with a period of 0.002 s" in caught.value.reason
+    assert caught.value.reason.endswith("; raise that period to at least 1 s, or call cancel_dump_traceback_later()")
 
 
 @each_python
@@ -168,8 +168,8 @@ def test_a_process_whose_main_thread_has_ended_is_not_called_a_zombie() -> None:
         error = refusal(pid)
         assert error.code is AttachCode.UNSUITABLE
         assert error.reason.endswith(
-            "cannot be attached to: its main thread has ended while others run, and /proc shows neither its memory "
-            "nor its files then; let the main thread wait for the others (join) in place of ending"
+            "cannot be attached to: its main thread ended before its other threads, so /proc shows neither its memory "
+            "nor its files; make the main thread wait for the others (join) instead of ending"
         )
 
 
@@ -178,7 +178,7 @@ def test_a_zombie_is_refused() -> None:
         error = refusal(pid)
         assert error.code is AttachCode.UNSUITABLE
         assert error.reason == (
-            f"process {pid} (sleep) cannot be attached to: it has ended and waits for its parent to reap it "
+            f"process {pid} (sleep) cannot be attached to: it has ended, but its parent has not reaped it "
             "(zombie); `kinetoctl ps --all` lists the others"
         )
 
@@ -194,7 +194,7 @@ def test_a_process_in_uninterruptible_sleep_is_refused(tmp_path: Path) -> None:
     with subjects.uninterruptible(tmp_path) as pid:
         error = refusal(pid)
         assert error.code is AttachCode.UNSUITABLE
-        assert "it is blocked in the kernel (state D) and cannot be interrupted" in error.reason
+        assert "blocked in the kernel (state D) by a device or a network file system and cannot be" in error.reason
 
 
 def test_a_traced_process_is_refused_and_the_tracer_named() -> None:
@@ -203,7 +203,7 @@ def test_a_traced_process_is_refused_and_the_tracer_named() -> None:
     with subjects.traced() as (pid, tracer):
         error = refusal(pid)
         assert error.code is AttachCode.TRACED
-        assert f"strace (pid {tracer}) traces it; end that tool or let it detach" in error.reason
+        assert f"it is being traced by strace (pid {tracer}); end that tool or let it detach" in error.reason
 
 
 @root_only
@@ -214,7 +214,7 @@ def test_a_process_without_proc_in_its_root_is_refused(tmp_path: Path) -> None:
         assert program.stdout.read(1) == b"."
         error = refusal(program.pid)
         assert error.code is AttachCode.UNSUITABLE
-        assert "its root directory (chroot) has no /proc, through which an agent loads its library" in error.reason
+        assert "its root directory (chroot) has no /proc, which the agent needs to load its library" in error.reason
         (tmp_path / "proc").mkdir()
         (tmp_path / "proc" / "self").touch()
         assert read_process(program.pid).sees_proc
@@ -248,7 +248,8 @@ def test_the_hosts_init_is_refused_but_not_that_of_our_container() -> None:
 def test_the_number_of_a_thread_is_refused_with_the_process_that_is_meant() -> None:
     with Host() as host:
         tid = host.ask("thread", program=all_but({}).hex())
-        assert f"{tid} is the id of a thread of process {host.pid}; name process {host.pid}" in refusal(tid).reason
+        said = refusal(tid).reason
+        assert f"{tid} is the id of a thread of process {host.pid}; use process {host.pid} instead" in said
 
 
 def test_a_process_that_is_not_there_is_gone() -> None:
@@ -299,7 +300,7 @@ def test_programs_that_we_cannot_enter_are_refused(found: object, detail: str) -
 def test_a_program_that_is_run_translated_is_refused(path: str, name: str) -> None:
     finding = preconditions.executable(subject(process_facts(executable=executable(path=path))))
     assert (finding.status, finding.code) == (Status.PROBLEM, AttachCode.UNSUPPORTED)
-    assert finding.detail == f"it runs under {name}, whose translated code cannot be entered"
+    assert finding.detail == f"it runs under {name}, and code cannot be injected into translated programs"
 
 
 @pytest.mark.parametrize(
@@ -363,26 +364,26 @@ def refused(**changes: object) -> InspectedProcess:
         (
             refused(dumpable=False),
             own_facts(),
-            "it runs as uid 1000 like the daemon, but is not dumpable (it changed its ids, or asked for that)",
+            "it runs as uid 1000 like the daemon, but is not dumpable (it changed its ids or made itself so)",
             "run kinetod as root, or with CAP_SYS_PTRACE",
         ),
         (
             refused(),
             own_facts(ptrace_scope=1),
-            "1: only one of its ancestors may trace it",
+            "ptrace_scope is 1: only one of its ancestors can trace it",
             "run kinetod as root, or with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope to 0",
         ),
         (
             refused(),
             own_facts(ptrace_scope=2),
-            "2: only an administrator may trace it",
+            "ptrace_scope is 2: only an administrator can trace it",
             "run kinetod as root, or with CAP_SYS_PTRACE",
         ),
         (
             refused(),
             own_facts(ptrace_scope=3, uid=0, capabilities=frozenset(("CAP_SYS_PTRACE",))),
-            "3: no process may be traced",
-            "set kernel.yama.ptrace_scope to a lower value, which takes a reboot",
+            "ptrace_scope is 3: no process can be traced",
+            "set kernel.yama.ptrace_scope to a lower value, which requires a reboot",
         ),
         (
             refused(),
@@ -439,7 +440,7 @@ def test_a_process_whose_files_cannot_be_seen_is_refused() -> None:
 def test_lacking_capabilities_are_told_but_no_problem_by_themselves() -> None:
     finding = preconditions.capabilities(subject())
     assert finding.status is Status.OK
-    assert "without CAP_SYS_ADMIN: no processes with a seccomp filter" in finding.detail
+    assert "without CAP_SYS_ADMIN: cannot attach to processes with a seccomp filter" in finding.detail
 
 
 # seccomp
@@ -451,7 +452,7 @@ def test_a_filter_that_kills_for_a_call_of_ours_is_refused_and_the_process_goes_
         host.ask("install", program=all_but({SOCKETPAIR: KILL_PROCESS}).hex())
         error = refusal(host.pid)
         assert error.code is AttachCode.SECCOMP
-        assert "forbid calls of an agent and kill the process for them: socketpair (KILL_PROCESS)" in error.reason
+        assert "forbid calls the agent makes and kill the process for them: socketpair (KILL_PROCESS)" in error.reason
         assert host.ask("nothing") is True
 
 
@@ -474,7 +475,7 @@ def test_without_filters_there_is_no_problem() -> None:
 def test_filters_that_may_not_be_read_are_refused() -> None:
     finding = preconditions.seccomp(subject(FILTERED))
     assert (finding.status, finding.code) == (Status.PROBLEM, AttachCode.SECCOMP)
-    assert finding.detail.startswith("1 filter that the daemon may not read")
+    assert finding.detail.startswith("1 filter that the daemon is not allowed to read")
     assert finding.advice.startswith("run kinetod with CAP_SYS_ADMIN and without a seccomp filter of its own")
 
 
@@ -499,7 +500,7 @@ def test_strict_mode_is_refused() -> None:
 def test_a_filter_that_looks_at_the_caller_is_refused() -> None:
     looks = Filter(bytes.fromhex("2000000008000000" + "060000000000ff7f"))
     finding = preconditions.seccomp(subject(FILTERED, PRIVILEGED, filters=(looks,)))
-    assert "checks where in the program a call is made" in finding.detail
+    assert "checks where in the program a call comes from" in finding.detail
 
 
 # what it may take
@@ -529,7 +530,7 @@ def test_a_process_with_too_little_left_is_refused(check: str, place: int, amoun
     short, enough = amounts, {**amounts, "left": amounts["left"] + (1 << 20)}
     finding = preconditions.budget(check)(subject(left(check, place, **short)))
     assert (finding.status, finding.code, finding.advice) == (Status.PROBLEM, AttachCode.LIMIT, "raise it")
-    assert f"left below its limit; an attach with a small trace {needs}" in finding.detail
+    assert f"left within its limit; an attach with a small trace {needs}" in finding.detail
     assert preconditions.budget(check)(subject(left(check, place, **enough))).status is not Status.PROBLEM
 
 

@@ -45,7 +45,7 @@ ME, OTHER = 1000, 1001
 FIRST, SECOND, STRANGER = 11, 12, 13
 OWNERS = {FIRST: ME, SECOND: ME, STRANGER: OTHER}
 ASKED = SamplingRequest(WantedCounters(set_name="overview"), 1_000_000)
-ENDED = "the daemon ended before the sampling did (killed, crashed or stopped); samples since then are missing"
+ENDED = "the daemon ended before the sampling did (killed, crashed or stopped); later samples are missing"
 
 
 def left_behind(folder: Path, gpus: TargetGpus) -> Path:
@@ -75,7 +75,7 @@ def recovered(folder: Path) -> tuple[list[str], list[tuple[int, str]]]:
 
 def test_samples_since_the_last_look_at_who_is_on_the_gpu_are_left_out(tmp_path: Path) -> None:
     path = left_behind(tmp_path, TargetGpus(contexts=("GPU-0",), permitted_ns={"GPU-0": 150}))
-    why = f"{ENDED}; samples since the last look at who is on it are left out"
+    why = f"{ENDED}; samples since its processes were last checked are left out"
     assert recovered(tmp_path) == ([f"hardware counters of GPU 0: {why}"], [(5, why)])
     assert read_counter_samples(path).end_ns.tolist() == [110, 120, 130, 140, 150]
 
@@ -208,7 +208,8 @@ def test_a_gpu_of_somebody_else_too_is_not_sampled_and_says_so(tmp_path: Path) -
         assert await sampled.first.collected(1000, 2000) == []
         (warning,) = await sampled.second.collected(1000, 2000)
         assert (
-            warning.startswith("hardware counters of GPU 1: none were sampled: ") and "may not sample GPU 1" in warning
+            warning.startswith("hardware counters of GPU 1: none were sampled: ")
+            and "is not allowed to sample GPU 1" in warning
         )
         assert TargetGpus.read(sampled.second.directory).notes == (warning,)
         await sampled.counters.ended()
@@ -229,7 +230,7 @@ def test_a_process_of_somebody_else_ends_the_sampling_of_its_gpu(
         assert recording is not None
         await soon(lambda: any(each.losses.code for each in recording.results()), "it has ended")
         (warning,) = await sampled.second.collected(1000, 2000)
-        assert "may not sample GPU 1" in warning
+        assert "is not allowed to sample GPU 1" in warning
         assert await sampled.first.collected(1000, 2000) == []
         await sampled.counters.ended()
         assert sampled.codes() == {0: "", 1: "COUNTERS_NOT_PERMITTED"}
@@ -255,7 +256,7 @@ def test_a_process_that_came_in_a_short_capture_is_found_at_its_end_and_the_samp
         gpus.on = ((FIRST,), (SECOND, STRANGER))
         (warning,) = await sampled.second.collected(1000, 2000)
         assert warning.startswith("hardware counters of GPU 1: me ")
-        assert warning.endswith("; samples since the last look at who is on it are left out")
+        assert warning.endswith("; samples since its processes were last checked are left out")
         assert await sampled.first.collected(1000, 2000) == []
         assert (rows(sampled.first, 0), rows(sampled.second, 1)) == (2, 1)
         assert TargetGpus.read(sampled.second.directory).notes == (warning,)
@@ -301,7 +302,7 @@ def test_nobody_has_samples_of_which_the_driver_does_not_tell_who_was_on_the_gpu
         await sampled.counters.begin(0)
         gpus.late = True
         (warning,) = await sampled.first.collected(1000, 2000)
-        assert warning.startswith("hardware counters of GPU 0: the driver did not tell who is on GPU 0; ")
+        assert warning.startswith("hardware counters of GPU 0: the driver did not report who uses GPU 0; ")
         assert rows(sampled.first, 0) == 1
         sampled.second.release()
         await sampled.counters.ended()
@@ -349,14 +350,14 @@ def test_a_target_without_a_gpu_and_a_driver_that_tells_nothing_are_told(tmp_pat
     async def one(sampled: Sampled) -> None:
         await sampled.counters.begin(0)
         (warning,) = await sampled.second.collected(1000, 2000)
-        assert warning.endswith(f"process {SECOND} has no context on a GPU")
+        assert warning.endswith(f"process {SECOND} has no context on any GPU")
         sampled.first.release()
         await sampled.counters.ended()
 
     async def none(sampled: Sampled) -> None:
         await sampled.counters.begin(0)
         (warning,) = await sampled.first.collected(1000, 2000)
-        assert warning.endswith(f"which GPU process {FIRST} uses cannot be seen")
+        assert warning.endswith(f"so it is unknown which GPU process {FIRST} uses")
         await sampled.counters.ended()
         assert not sampled.capture.counters
 
@@ -375,11 +376,11 @@ def test_nobody_waits_for_a_driver_that_hangs_and_what_it_answers_later_changes_
         await sampled.counters.begin(0, patience_s=0.05)
         await soon(sampled.held, "it was asked")
         (warning,) = await sampled.first.collected(1000, 2000)
-        assert "the sampling had not begun" in warning
+        assert "sampling had not begun" in warning
         await sampled.second.collected(1000, 2000)
         await sampled.counters.ended()
         assert [(each.reason_code, each.samples) for each in sampled.capture.counters] == [("COUNTERS_FAILED", 0)]
-        assert "did not answer before the recording ended" in sampled.capture.counters[0].reason
+        assert "did not respond before the recording ended" in sampled.capture.counters[0].reason
         told = sampled.capture.SerializeToString()
         assert backend.hang is not None
         backend.hang.set()
@@ -403,7 +404,7 @@ def test_power_that_is_late_for_a_short_recording_is_told(tmp_path: Path, monkey
         await soon(lambda: (sampled.first.folder / "GPU-0.counters").exists(), "its counters are sampled")
         assert sampled.first.folder.stat().st_mode & 0o777 == 0o700
         (warning,) = await sampled.first.collected(1000, 2000)
-        assert warning == "power and clocks: none were read; the readings had not begun when the recording ended"
+        assert warning == "power and clocks: nothing was read; reading had not begun when the recording ended"
         go.set()
         await sampled.counters.ended()
 
@@ -446,7 +447,7 @@ def test_a_sampler_that_did_not_answer_before_is_not_waited_for_again_and_not_gi
         backend.hang.set()
         await soon(lambda: sampled.codes() == {0: ""}, "it was only slow")
         (warning,) = await sampled.first.collected(0, 2000)
-        assert "the sampling began late" in warning
+        assert "sampling began late" in warning
         sampled.second.release()
         await sampled.counters.ended()
 
@@ -504,7 +505,7 @@ def test_a_disk_that_takes_nothing_ends_the_counters_alone(tmp_path: Path) -> No
         sampled.second.directory.write_text("in the way")
         await sampled.counters.begin(0)
         (warning,) = await sampled.first.collected(1000, 2000)
-        assert warning == "hardware counters of GPU 0: the counters end early: no share is left"
+        assert warning == "hardware counters of GPU 0: sampling ended early: no share is left"
         warnings = await sampled.second.collected(1000, 2000)
         assert "writing failed" in warnings[0]
         await sampled.counters.ended()
@@ -515,12 +516,12 @@ def test_a_disk_that_takes_nothing_ends_the_counters_alone(tmp_path: Path) -> No
 
 def test_a_busy_gpu_is_refused_to_each_of_its_targets(tmp_path: Path) -> None:
     backend = MemoryBackend()
-    backend.error = CounterError(CounterCode.BUSY, "ncu has its counters")
+    backend.error = CounterError(CounterCode.BUSY, "ncu is using its counters")
 
     async def body(sampled: Sampled) -> None:
         await sampled.counters.begin(0)
         (warning,) = await sampled.first.collected(1000, 2000)
-        assert warning.startswith("hardware counters of GPU 0: none were sampled: GPU GPU-0: ncu has its counters")
+        assert warning.startswith("hardware counters of GPU 0: none were sampled: GPU GPU-0: ncu is using its counters")
         assert await sampled.second.collected(1000, 2000) == [warning]
         await sampled.counters.ended()
         assert sampled.codes() == {0: "COUNTERS_BUSY"}

@@ -55,13 +55,13 @@ def test_a_duration_instead_of_iterations_is_sent_and_told() -> None:
     assert (found["ACTIVITIES_DURATION_MSECS"], found["PROFILE_START_ITERATION"]) == ("1500", "7")
     assert (found["PROFILE_START_ITERATION_ROUNDUP"], found["ACTIVITIES_WARMUP_ITERATIONS"]) == ("100", "2")
     (warning,) = warnings(start)
-    assert warning.startswith("libkineto does not say which of the two it recorded: 5 iterations or")
+    assert warning.startswith("libkineto does not report which of the two it recorded: 5 iterations or")
 
 
 def test_parts_of_a_second_of_warming_up_are_rounded_up_and_told() -> None:
     start = START._replace(warmup_ns=1200 * MS)
     assert lines(start)["ACTIVITIES_WARMUP_PERIOD_SECS"] == "2"
-    assert warnings(start) == ("libkineto warms up for whole seconds: 2 s",)
+    assert warnings(start) == ("libkineto's warm-up is in whole seconds: rounded up to 2 s",)
 
 
 def test_a_start_time_that_libkineto_can_keep_is_sent() -> None:
@@ -73,7 +73,7 @@ def test_a_start_time_that_libkineto_can_keep_is_sent() -> None:
 def test_a_start_time_before_the_next_poll_is_dropped_and_told() -> None:
     start = START._replace(start_time_ns=NOW_NS + LEAST_LEAD_NS - 1)
     assert lines(start)["PROFILE_START_TIME"] == "0"
-    assert "cannot keep a start time this close" in warnings(start)[0]
+    assert "cannot meet a start time this soon" in warnings(start)[0]
 
 
 def test_options_have_kinetos_names() -> None:
@@ -113,7 +113,7 @@ def test_libkineto_puts_the_pid_before_the_suffix() -> None:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        (pb.CaptureSpec(activity_types=["memory_snapshot"]), "libkineto records no memory_snapshot on demand"),
+        (pb.CaptureSpec(activity_types=["memory_snapshot"]), "libkineto cannot record memory_snapshot on demand"),
         (pb.CaptureSpec(options=pb.Options(stack_sample_hz=50)), "libkineto does not sample stacks"),
         (pb.CaptureSpec(options=pb.Options(wait_for_user_profiler=True)), "libkineto does not wait"),
     ],

@@ -363,7 +363,7 @@ def test_types_of_plug_ins_are_known_wherever_their_accelerator_is() -> None:
 
 def test_an_unknown_type_may_be_that_of_a_plug_in_that_is_not_used() -> None:
     assert problem("tin_zzz", ON, REFUSED) == (
-        "spec.activity_types[0]: no source knows the activity type 'tin_zzz'; the selected processes offer "
+        "spec.activity_types[0]: unknown activity type 'tin_zzz'; the selected processes offer "
         "python_function; the plug-in tin is not used: it is broken"
     )
 

@@ -47,15 +47,13 @@ def test_many_files_are_together_no_more_than_one_may_be(own: Path, monkeypatch:
     monkeypatch.setattr(confinement, "_CHEAP_BYTES", 4 << 20)
     error = ended(own, FILES.format(count=8, size=1 << 20) + WAIT)
     assert error.code == "DECODE_FAILED"
-    assert re.match(
-        r"the decoder was killed: it wrote [5-8]\S* MiB, more than these records can amount to", error.reason
-    )
+    assert re.match(r"the decoder was killed: it wrote [5-8]\S* MiB, more than these records can produce", error.reason)
 
 
 def test_files_without_bytes_are_counted_too(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_pool, "MAX_FILES", 100)
     error = ended(own, FILES.format(count=101, size=0) + WAIT)
-    assert error.reason.startswith("the decoder was killed: it made more than 100 files")
+    assert error.reason.startswith("the decoder was killed: it created more than 100 files")
 
 
 def test_near_the_reserve_of_the_disk_who_has_written_much_ends(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_buffers_are_shrunk_to_half_of_what_is_left() -> None:
     assert taken.request.buffer_limit_bytes == 16 * MIB
     assert taken.size <= 50 * MIB
     assert taken.warning == (
-        "the buffers were reduced from 128 MiB to 16 MiB for each source: 100 MiB is left below memory.max (512 MiB) "
+        "the buffers were reduced from 128 MiB to 16 MiB for each source: 100 MiB left within memory.max (512 MiB) "
         "of the control group /jobs/one; records may be dropped"
     )
 
@@ -81,7 +81,7 @@ def test_where_the_least_does_not_fit_the_capture_is_refused(sources: list[str],
     refused = fitted(sources, left).refused
     assert refused is not None
     assert (refused.outcome, refused.code) == (EndState.FAILED, "NO_MEMORY")
-    assert f"left below {LIMIT}, and this capture needs" in refused.reason
+    assert f"left within {LIMIT}, but this capture needs" in refused.reason
     assert refused.reason.endswith("give the container or job a higher memory limit")
 
 
@@ -93,7 +93,7 @@ def test_no_buffer_is_larger_than_the_files_that_the_process_may_write(limit: in
             assert (taken.refused, taken.request.buffer_limit_bytes) == (None, buffers)
         else:
             assert taken.refused is not None
-            assert "1 MiB are left below its limit RLIMIT_FSIZE of 1 MiB" in taken.refused.reason
+            assert "1 MiB left within its RLIMIT_FSIZE limit of 1 MiB" in taken.refused.reason
 
 
 def test_what_is_promised_to_others_is_no_reason_to_refuse() -> None:
@@ -146,5 +146,5 @@ def test_a_capture_of_a_process_that_has_an_agent_is_refused_near_a_limit(left: 
     assert (refused is not None) == (left < 8)
     if refused is not None:
         assert (refused.outcome, refused.code) == (EndState.FAILED, "ATTACH_LIMIT")
-        assert f"{left} descriptors are left below its limit RLIMIT_NOFILE" in refused.reason
+        assert f"{left} descriptors left within its RLIMIT_NOFILE limit" in refused.reason
         assert "; a capture needs 8 descriptors; raise its limit: `prlimit" in refused.reason

@@ -179,7 +179,7 @@ def test_memory_that_becomes_read_only_costs_its_own_capture() -> None:
     fd = hostile_arena()
     reader = ArenaReader(os.dup(fd), max_buffer_bytes=1 << 30)
     fcntl.fcntl(fd, 1033, 0x8)  # F_SEAL_WRITE, which a mapping of ours would have prevented
-    with pytest.raises(BadArena, match="a buffer cannot be given back"):
+    with pytest.raises(BadArena, match="a buffer cannot be returned to the process"):
         reader.drain(Sink())
     reader.close()
     os.close(fd)

@@ -162,7 +162,7 @@ def test_many_threads_are_read_less_often_instead_of_filling_the_memory(
     found = readings.counters()
     assert found is not None
     assert found.by_thread()[7] == (220, 0, 22)
-    assert found.notes == ("only the first of very many threads or children of the process are counted",)
+    assert found.notes == ("the process has too many threads or children: only the first ones are counted",)
 
 
 def test_a_long_recording_is_thinned_out_and_loses_no_time(

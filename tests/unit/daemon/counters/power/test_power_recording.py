@@ -165,7 +165,7 @@ def test_an_old_driver_tells_the_power_of_the_last_second_and_no_energy(
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("no_power 1", "tells neither power nor clocks nor temperature"),
+        ("no_power 1", "reports neither power nor clocks nor temperature"),
         ("init 9", "Driver Not Loaded"),
         ("lost 0", "GPU is lost"),
     ],
@@ -240,7 +240,7 @@ def test_a_reading_that_was_late_leaves_a_gap_that_is_counted(
 
     losses = recorded(reader, tmp_path, body, command=power_recording.COMMAND)[GPUS[0]].losses
     assert (losses.code, losses.gaps >= 1, losses.lost_ns > 100 * MS) == ("", True, True)
-    assert losses.reason.startswith("readings of ")
+    assert " of readings are missing, in 1 place" in losses.reason
 
 
 def test_a_killed_process_leaves_its_rows(reader: GpuReader, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_killed_process_leaves_its_rows(reader: GpuReader, tmp_path: Path) -> 
 
     for result in recorded(reader, tmp_path, body).values():
         assert result.losses.code == CounterCode.FAILED
-        assert result.losses.reason == "the process that reads power failed (exit status -9); the daemon's log has more"
+        assert result.losses.reason == "the process that reads power failed (exit status -9); see the daemon's log"
         assert len(read(result).start_ns) >= 3
 
 
@@ -331,7 +331,7 @@ def test_a_recording_ends_with_its_longest_duration(reader: GpuReader, tmp_path:
         await recording._process.wait()
 
     result = recorded(reader, tmp_path, body, GPUS[:1], most_ns=1500 * MS)[GPUS[0]]
-    assert result.losses.reason.startswith("the power readings end early: their longest duration is over")
+    assert result.losses.reason.startswith("the power readings ended early: their maximum duration is over")
 
 
 def test_a_full_file_ends_the_rows_of_its_gpu(reader: GpuReader, tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_full_file_ends_the_rows_of_its_gpu(reader: GpuReader, tmp_path: Path)
         await soon(lambda: recording._news[GPUS[0]].code, "it is told")
 
     result = recorded(reader, tmp_path, body, GPUS[:1], max_bytes=5 * 56)[GPUS[0]]
-    assert result.losses.reason.startswith("the power readings end early: their file is full")
+    assert result.losses.reason.startswith("the power readings ended early: their file is full")
     assert len(read(result).start_ns) == 5
 
 
@@ -349,7 +349,7 @@ def test_a_file_that_is_there_is_left_alone_and_the_other_gpu_is_read(reader: Gp
 
     async def body(recording: PowerRecording) -> None:
         refused = {each.gpu_uuid: each.losses.reason for each in recording.refused}
-        assert "not the UUID of a GPU" in refused["../GPU-0"] and GPUS[0] in refused
+        assert "not a valid GPU UUID" in refused["../GPU-0"] and GPUS[0] in refused
 
     results = recorded(reader, tmp_path, body, [*GPUS, "../GPU-0"])
     assert "File exists" in results[GPUS[0]].losses.reason and taken.read_text() == "mine"
@@ -371,7 +371,7 @@ def test_a_program_that_cannot_be_started_refuses_all(reader: GpuReader, tmp_pat
 def test_a_program_that_answers_nonsense_is_refused(reader: GpuReader, tmp_path: Path, answer: str) -> None:
     program = f"import sys; print({answer!r}, flush=True); sys.stdin.read()"
     results = recorded(reader, tmp_path, nothing, command=[sys.executable, "-c", program])
-    assert all("gave an invalid answer" in result.losses.reason for result in results.values())
+    assert all("sent an invalid answer" in result.losses.reason for result in results.values())
 
 
 class KnownGpus(GpuReader):

@@ -97,7 +97,7 @@ def test_a_kernel_that_ran_too_little_has_no_value_but_a_reason() -> None:
     rare = [Run(name="rare", start=length + at * 2 * MS, duration=500 * US, counters={"DRAM": 50}) for at in range(20)]
     found, row = one_device(sampled([*runs, *rare], ["DRAM"], length_ns=length + 40 * MS))
     assert np.isnan(found.value[row["rare"], 0]) and found.method[row["rare"], 0] == NOT_STATED
-    assert found.why[row["rare"], 0] == "not enough evidence: it ran alone for 10 samples, and 50 are needed"
+    assert found.why[row["rare"], 0] == "not enough evidence: it ran alone for only 10 samples; 50 are needed"
 
 
 def test_kernels_that_always_run_in_the_same_proportion_are_not_told_apart() -> None:
@@ -109,7 +109,7 @@ def test_kernels_that_always_run_in_the_same_proportion_are_not_told_apart() -> 
     ]
     found, row = one_device(sampled(runs, ["DRAM"], length_ns=500 * MS))
     assert np.isnan(found.value).all()
-    said = "not enough evidence: samples do not tell it from "
+    said = "not enough evidence: the samples cannot distinguish it from "
     others = {"first": {"second", "idle time"}, "second": {"first", "idle time"}}
     for name, at in row.items():
         assert found.why[at, 0].removeprefix(said) in others[name]
@@ -178,7 +178,7 @@ def test_samples_of_other_times_tell_nothing() -> None:
     trace.tables["counter"] = table.with_columns({"start": table["start"] + 3600 * 1000 * MS})  # type: ignore[index]
     found, _ = one_device(trace)
     assert np.isnan(found.value).all()
-    assert set(found.why[:, 0]) == {"no sample lies in the time of the trace"}
+    assert set(found.why[:, 0]) == {"no sample lies entirely within the recorded time"}
 
 
 def test_counters_that_were_sampled_apart_each_have_their_evidence() -> None:
@@ -222,7 +222,7 @@ def test_work_of_one_name_that_is_of_two_kinds_shifts_no_value_unsaid() -> None:
         now += 300 * US + int(random.exponential(3 * US))
     found, row = one_device(sampled(runs, ["DRAM"], length_ns=now))
     assert np.isnan(found.value[row["two kinds"], 0])
-    assert "samples differ from what one value for each would make them" in found.why[row["two kinds"], 0]
+    assert "a single value does not fit the samples (residual: " in found.why[row["two kinds"], 0]
 
 
 def test_kernels_of_one_name_that_differ_in_size_have_the_mean_by_their_time() -> None:

@@ -115,7 +115,7 @@ def test_a_kernel_without_values_has_one_row_with_the_reason() -> None:
     runs = [Run(name="short", start=at * 5 * MS, duration=MS // 10, counters={"DRAM": 50}) for at in range(10)]
     (row,) = kernel_counters(Context(sampled(runs, ["DRAM", "Tensor pipe"], length_ns=50 * MS))).rows()
     assert (row["counter"], row["value"], row["method"]) == (None, None, "not stated")
-    assert row["why"] == "not enough evidence: it ran alone for 1 samples, and 50 are needed"
+    assert row["why"] == "not enough evidence: it ran alone for only 1 samples; 50 are needed"
 
 
 def test_each_gpu_and_counter_has_a_row_about_its_samples() -> None:
@@ -129,7 +129,7 @@ def test_each_gpu_and_counter_has_a_row_about_its_samples() -> None:
     assert (row["device"], row["counter"], row["metric"], row["unit"]) == (1, "DRAM", "dram__x", "%")
     assert (row["mean"], row["p50"], row["max"], row["samples"]) == (25, 25, 40, 4)
     assert (row["sample_us"], row["unsampled_pct"]) == (pytest.approx(0.1), pytest.approx(60))
-    assert found.notes == ("1 of 5 samples have no value, or one that cannot be, and are left out: DRAM",)
+    assert found.notes == ("1 of 5 samples are left out: their value is missing or impossible (DRAM)",)
 
 
 @pytest.mark.parametrize("view", [gpu_counters, kernel_counters, op_counters, annotation_counters, module_counters])
@@ -194,7 +194,7 @@ def test_traces_without_samples_or_collectives_say_so() -> None:
     assert collective_counters(Context(trace({}))).notes == (NO_COUNTERS,)
     runs = [Run(name="gemm", start=0, duration=50 * MS)]
     found = collective_counters(Context(sampled(runs, LABELS, length_ns=50 * MS)))
-    assert found.notes == ("the trace has no collectives on a GPU that has samples",)
+    assert found.notes == ("the trace has no collectives on a sampled GPU",)
 
 
 def trained(steps: int = 6) -> Trace:

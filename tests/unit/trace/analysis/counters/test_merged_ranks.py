@@ -15,8 +15,8 @@ from kineto_trace.open.trace_discovery import Source
 from support.trace_files.simulated.sampled_gpu import MS, Run, sampled
 
 MIXED = (
-    "samples of GPU 0 are left out: GPUs of several ranks have this number in the merged file; run the view on the "
-    "ranks' own traces"
+    "samples of GPU 0 are left out: in the merged file, GPUs of several ranks have this number; run the view on each "
+    "rank's own trace"
 )
 LABELS = ["DRAM", "SM clock", "Throttled by power"]
 
@@ -63,4 +63,4 @@ def test_gpus_with_numbers_of_their_own_have_their_values(tmp_path: Path, name: 
 def test_a_trace_of_power_alone_is_not_said_to_have_no_counters() -> None:
     runs = [Run(name="copy", start=0, duration=90 * MS, counters={"Power": 500})]
     found = counter_curves(Context(sampled(runs, ["Power"], length_ns=100 * MS)))
-    assert found.notes == ("no counter of the trace is a percentage; the view counters has all of them",)
+    assert found.notes == ("no counter in the trace is a percentage; the view counters lists all counters",)

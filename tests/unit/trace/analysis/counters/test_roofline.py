@@ -114,7 +114,7 @@ def test_a_gpu_that_no_table_knows_has_verdicts_without_rates() -> None:
     found = roofline(Context(sampled(runs, ["DRAM"], length_ns=100 * MS, devices=())))
     (row,) = found.rows()
     assert (row["verdict"], row["dram_gb_s"]) == ("memory-bound", None)
-    assert "does not know the peaks" in found.notes[0]
+    assert "does not know the peak rates" in found.notes[0]
 
 
 def test_fp32_on_tensor_cores_is_tf32() -> None:
@@ -132,7 +132,7 @@ def test_copies_over_links_have_no_verdict() -> None:
     ]
     rows = roofline(Context(sampled(runs, ["DRAM", "SM busy"], length_ns=300 * MS))).rows()
     assert [row["verdict"] for row in rows] == ["not known"] * 3
-    assert {row["why"] for row in rows} == {"it moves data over a link: view collective_counters"}
+    assert {row["why"] for row in rows} == {"it moves data over a link: see the view collective_counters"}
 
 
 def test_operators_have_a_roofline_of_their_own() -> None:

@@ -32,7 +32,7 @@ def test_what_is_no_value_is_left_out_and_told() -> None:
     context = sampled([10, float("nan"), float("inf"), -3, 250, 103])
     (found,) = sampled_counters(context)
     assert found.value.tolist() == [10, 100]  # 103: the edge of a sample
-    assert left_out_note(context) == ["4 of 6 samples have no value, or one that cannot be, and are left out: DRAM"]
+    assert left_out_note(context) == ["4 of 6 samples are left out: their value is missing or impossible (DRAM)"]
 
 
 def test_a_temperature_may_be_below_zero_and_a_rate_above_a_hundred() -> None:

@@ -78,7 +78,7 @@ def test_one_step_is_compared_but_not_judged() -> None:
     found = diff_ops(context({"mm": [1000.0]}), context({"mm": [2000.0, 2000.0]}))
     (row,) = found.rows()
     assert (row["verdict"], row["delta_us"], row["delta_low_us"], row["p_value"]) == ("unknown", 1000, None, None)
-    assert "one step does not show how much steps vary" in found.notes[0]
+    assert "a single step does not show how much steps vary" in found.notes[0]
 
 
 def test_without_steps_figures_are_per_second_and_not_judged() -> None:
@@ -87,9 +87,9 @@ def test_without_steps_figures_are_per_second_and_not_judged() -> None:
     (row,) = found.rows()
     assert (row["per"], row["verdict"], row["calls_baseline"]) == ("second", "unknown", pytest.approx(1, rel=0.01))
     assert row["baseline_us"] == pytest.approx(4000, rel=0.01)
-    assert "have no whole training steps" in found.notes[0]
+    assert "have no complete training steps" in found.notes[0]
     assert "step" not in told(diff_steps(first, second))
-    assert "the other trace has no whole" in diff_ops(context({"mm": [1.0, 1]}), second).notes[0]
+    assert "the other trace has no complete" in diff_ops(context({"mm": [1.0, 1]}), second).notes[0]
 
 
 def test_what_one_trace_did_not_record_is_unknown_not_gone() -> None:
@@ -114,14 +114,14 @@ def test_a_step_that_was_cut_off_does_not_count() -> None:
     )
     found = diff_steps(Context(cut), Context(cut))
     assert found.rows()[0]["baseline_us"] == 1.0
-    assert "2 steps (1 incomplete) of the baseline" in found.notes[0]
+    assert "complete steps: 2 (1 incomplete left out) in the baseline" in found.notes[0]
 
 
 def test_a_step_that_a_source_did_not_cover_does_not_count() -> None:
     part = SourceCoverage(source="torch_ops", kinds=("cpu_op",), missing=((START_NS, START_NS + 1_000_000),))
     covered = stepped({"mm": noisy(5000, 5, 1)})
     found = diff_ops(Context(replace(covered, coverage=(part,))), Context(covered))
-    assert "4 steps (1 incomplete) of the baseline against 5 steps" in found.notes[0]
+    assert "complete steps: 4 (1 incomplete left out) in the baseline, 5 in the other trace" in found.notes[0]
 
 
 def test_gpu_work_of_a_host_that_runs_ahead_counts_where_it_ran() -> None:
@@ -135,7 +135,7 @@ def test_gpu_work_of_a_host_that_runs_ahead_counts_where_it_ran() -> None:
     }
     found = compare(diff_kernel_names, Context(trace(rows)), Context(trace(rows)))
     assert found.rows()[0]["calls_baseline"] == 1
-    assert any("the host ran ahead" in note for note in found.notes)
+    assert any("the host ran so far ahead" in note for note in found.notes)
 
 
 def nested(scale: float, seed: int) -> Context:
@@ -175,8 +175,8 @@ def test_jobs_are_means_over_ranks_and_ranks_are_matched_by_number() -> None:
     ranks = compare_ranks(of, others)
     assert told(ranks) == {"rank 1": "slower", "rank 2": "slower"}
     assert ranks.notes == (
-        "rank 0 missing in the other job: not compared",
-        "rank 3 missing in the baseline: not compared",
+        "rank 0 is missing in the other job: not compared",
+        "rank 3 is missing in the baseline: not compared",
     )
     mean = compare_jobs(diff_step_times, [of[1], of[2]], [others[1], others[2]]).rows()[0]
     each = ranks.values("baseline_us")

@@ -115,13 +115,13 @@ def test_rows_of_one_trace_only_are_said_to_be_left_out() -> None:
     found = compared(of_steps([1.0] * 20), of_steps([1.0] * 20), extent(2.0))
     assert (len(found), found.notes[1]) == (
         0,
-        "1 rows have whole steps in one of the traces only: not compared",
+        "1 rows have complete steps in only one of the traces: not compared",
     )
 
 
 def test_moments_and_events_have_no_counterparts() -> None:
     nothing = result("memory_curve", [])
-    with pytest.raises(ViewError, match="memory_curve are moments, events or texts"):
+    with pytest.raises(ViewError, match="memory_curve cannot be compared: its rows are moments, events or texts"):
         compared(nothing, nothing)
 
 
@@ -149,7 +149,7 @@ def test_a_smaller_regression_and_one_within_the_noise_pass() -> None:
 def test_noise_that_would_hide_the_limit_cannot_be_judged() -> None:
     (check,) = regressions(diff_steps(side(9000, 1, spread=0.3), side(9000, 5, spread=0.3)), 5, only="step")
     assert check.outcome is CheckOutcome.UNKNOWN
-    assert check.message.endswith("cannot be judged: the noise would hide a regression of 5 %: record more steps")
+    assert check.message.endswith("cannot be judged: the noise would hide a regression of 5 %; record more steps")
 
 
 def test_a_step_that_can_only_be_faster_passes_in_any_noise() -> None:
@@ -162,7 +162,7 @@ def test_rows_in_which_the_noise_would_hide_the_limit_are_counted() -> None:
     result = diff_ops(side(9000, 1, spread=0.3, small_us=4), side(9000, 5, spread=0.3, small_us=4))
     (check,) = regressions(result, 5)
     assert check.outcome is CheckOutcome.PASSED
-    assert check.message.endswith("; in 1 of them the noise would hide that: record more steps")
+    assert check.message.endswith("; in 1 of them, the noise would hide such a slowdown: record more steps")
 
 
 def test_checks_are_rows_for_programs() -> None:

@@ -105,7 +105,7 @@ def test_clocks_of_several_hosts_are_aligned_by_the_ends_of_collectives() -> Non
     assert "aligned by the ends" in aligned.notes[0] and "5 ms apart" in aligned.notes[0]
     trusted = over(collective_instances, rank0, rank1, hosts=("a", "b"), align="clock")
     assert trusted.values("start_skew_us") == [5030.0, 5010.0, 4990.0]
-    assert "the clocks of ranks 1 are taken as they are: nothing is known about them" in trusted.notes
+    assert "the clocks of ranks 1 are used as they are: their offsets are unknown" in trusted.notes
     for found in (aligned, trusted):
         assert found.values("skew_uncertainty_us") == [None, None, None]
     with pytest.raises(ViewError, match="align='gps' is not valid; use one of auto, clock, collectives"):
@@ -140,8 +140,8 @@ def test_offsets_that_were_measured_are_applied_and_their_uncertainty_is_said() 
     assert found.values("start_skew_us")[:2] == [10.0, 30.0]
     assert set(found.values("skew_uncertainty_us")) == {70.0}
     assert found.notes == (
-        "clocks are compared with that of rank 0: 1 by the offsets that were measured",
-        "where that is known, clocks are within 70 µs of that of rank 0",
+        "clocks are aligned to that of rank 0: 1 by the measured offsets",
+        "clocks of known uncertainty are within 70 µs of that of rank 0",
     )
 
 
@@ -151,7 +151,7 @@ def test_collectives_refine_what_was_measured() -> None:
     assert found.values("start_skew_us")[:2] == [20.0, 20.0]
     (uncertainty,) = set(found.values("skew_uncertainty_us"))
     assert 30 <= uncertainty <= 32  # 50 us less the 20 that one was late, and what timestamps may be wrong
-    assert found.notes[0] == "clocks are compared with that of rank 0: 1 refined by collectives"
+    assert found.notes[0] == "clocks are aligned to that of rank 0: 1 refined by collectives"
 
 
 def test_ranks_of_one_host_have_one_clock_whatever_it_says() -> None:
@@ -159,7 +159,7 @@ def test_ranks_of_one_host_have_one_clock_whatever_it_says() -> None:
     ranks = (numbered(400, 0), "a", own), (numbered(400, 1), "a", own), (numbered(0, 1), "b", measured(0, 90))
     found = on_hosts(collective_summary, *(ranks[:2]))
     assert (found.values("mean_start_skew_us"), found.values("skew_uncertainty_us")) == ([20.0], [2.0])
-    assert found.notes == ("all ranks ran on one host: they share a clock, which is exact to 1 µs",)
+    assert found.notes == ("all ranks ran on one host and share its clock, which is exact to 1 µs",)
     found = on_hosts(collective_instances, *ranks, align="clock")
     assert set(found.values("skew_uncertainty_us")) == {190.0}
 
@@ -199,7 +199,7 @@ def test_without_numbers_order_and_time_count_and_a_note_says_so() -> None:
     found = over(collective_instances, plain(100, 200), plain(104, 209))
     assert found.values("start_skew_us") == [4.0, 9.0]
     assert found.values("busbw_gb_s") == [None, None]
-    assert "matched over ranks by order and time. Their ends differ by 4.5 µs on average" in found.notes[0]
+    assert "matched across ranks by order and time. Their ends differ by 4.5 µs on average" in found.notes[0]
     assert "have no sizes" in found.notes[1]
 
 
@@ -313,4 +313,4 @@ def test_collectives_of_one_rank_alone_are_no_measure_of_a_transfer() -> None:
     first = [*all_reduce(100, 15_000, 1), *all_reduce(20_000, 50, 2)]
     found = over(collective_summary, first, all_reduce(20_020, 30, 2))
     assert [(row["calls"], row["max_us"]) for row in found.rows()] == [(1, 30.0)]
-    assert "1 collectives appear on one rank only: they are left out" in found.notes
+    assert "1 collectives appear on only one rank and are left out" in found.notes

@@ -146,7 +146,7 @@ def test_the_plugin_has_no_view_if_ranks_differ_in_their_operators() -> None:
 def test_a_collective_outside_of_all_steps_is_told() -> None:
     outside = launched(KERNEL, 200, 210, 5, 9, stream=20, **nccl("allreduce", 10, [0, 1], 2))
     found = over(distributed_wait, [*RANK0, *outside], RANK1)
-    assert found.notes[-1] == "1 collectives ran outside of all measured steps and are not counted"
+    assert found.notes[-1] == "1 collectives ran outside all measured steps and are not counted"
 
 
 def test_a_collective_that_was_launched_before_the_first_step_counts_in_the_step_in_which_it_runs() -> None:
@@ -171,7 +171,7 @@ def test_transfers_and_waiting_are_the_communication_of_the_overlap_view() -> No
 def test_a_rank_without_a_complete_step_has_no_figures_per_step() -> None:
     first, *others = modern(70, 20)
     cut: list[Event] = [{**first, "args": {"finished": False}}, *others]
-    note = "rank 1 has no row: its recording began or ended in each of its steps"
+    note = "rank 1 has no row: none of its steps was recorded completely"
     for view in (distributed_overlap, distributed_wait):
         found = over(view, RANK0, cut)
         assert {row["rank"] for row in found.rows()} == {0}
@@ -209,7 +209,7 @@ def test_only_the_wanted_steps_count() -> None:
         (0, False, 0.0),
         (1, False, 0.0),
     ]
-    with pytest.raises(ViewError, match=r"in the steps \[7\]; available: \[1, 2, 3\]"):
+    with pytest.raises(ViewError, match=r"in the steps \[7\]; steps with collectives: \[1, 2, 3\]"):
         over(stragglers, *RANKS, steps=7)
     with pytest.raises(ViewError, match="'x' is not a list of numbers"):
         over(stragglers, *RANKS, steps="x")
@@ -266,7 +266,7 @@ def test_hta_blames_who_is_late_in_most_iterations_but_not_the_last() -> None:
         (0, False, 0),
         (2, False, 0),
     ]
-    assert found.notes == ("by the starts of ncclKernel_AllReduce on stream 20",)
+    assert found.notes == ("based on the starts of ncclKernel_AllReduce on stream 20",)
 
 
 def test_hta_does_not_know_the_kernels_of_newer_versions() -> None:

@@ -38,7 +38,7 @@ def test_slow_and_late_ranks_are_told_apart_and_whoever_waited_is_neither(ranks:
     found = over(rank_table, *ranks, per_host=4).rows()
     assert [row["rank"] for row in found[:2]] == [9, 5]
     late, slow = found[:2]
-    assert late["about"].startswith("late: others wait for it, though it computes no longer")
+    assert late["about"].startswith("late: others wait for it, although it computes no longer than they do")
     assert slow["about"] == "slow: it computes 10 % longer than the median rank, and others wait for it"
     assert {row["about"] for row in found[2:]} == {None}
     assert (late["host"], late["gpu"], late["steps"]) == ("gpu-2", "NVIDIA H200", 3)
@@ -50,11 +50,11 @@ def test_a_late_rank_is_told_how_much_longer_the_same_operators_take_on_its_host
     runs = [simulate(job) for job in (many_operators(pace={1: 1.3}), many_operators(late={1: 3_000.0}))]
     slow_rows, sleeping_rows = (over(rank_table, [*run.events(0)], [*run.events(1)]).rows() for run in runs)
     assert slow_rows[0]["about"] == (
-        "late: others wait for it, though it computes no longer; the same operators take 1.30 times as long on its "
-        "host as on the other ranks (median over 10 operators): probably a slower or shared core; pin each rank to "
-        "cores of its GPU's NUMA node, look for other programs there, compare clocks"
+        "late: others wait for it, although it computes no longer than they do; the same operators take 1.30 times as "
+        "long on its host as on the other ranks (median over 10 operators): probably a slower or shared core; pin each "
+        "rank to cores of its GPU's NUMA node, look for other programs there, compare clock speeds"
     )
-    assert sleeping_rows[0]["about"].endswith("though it computes no longer; see its host (view idle_causes)")
+    assert sleeping_rows[0]["about"].endswith("longer than they do; check its host (view idle_causes)")
 
 
 def test_who_waits_for_whom_needs_no_clocks(ranks: list[list[Event]]) -> None:
@@ -99,7 +99,7 @@ def test_what_ranks_may_leave_before_others_come_does_not_count() -> None:
     assert (len(found), found.notes) == (
         0,
         (
-            "1 collectives appear on several ranks, but none of them makes all ranks meet (broadcast), so who "
+            "1 collectives appear on several ranks, but none of them synchronises all ranks (broadcast), so who "
             "waits for whom is unknown",
         ),
     )
@@ -162,12 +162,11 @@ def test_collectives_of_gloo_have_waits_and_what_is_not_known_is_no_zero() -> No
         (0, 400.0, 0.0, None),
     ]
     assert found.values("about") == [
-        "late: others wait for it; what it computes is not known",
-        "waits 40 % of its steps, most for rank 1",
+        "late: others wait for it; how long it computes is unknown",
+        "waits for 40 % of its step time, mostly for rank 1",
     ]
-    assert (
-        "the traces have no GPU kernels: collectives are those of the host, and computation is unknown" in found.notes
-    )
+    note = "the traces have no GPU kernels: collectives are measured on the host, and computation is unknown"
+    assert note in found.notes
     assert over(rank_waits, gloo(0), gloo(400)).rows()[0]["where"] == "all_reduce"
     without = over(rank_table, [step(1, 0, 100)], [step(1, 0, 100)])
     assert without.values("waiting_us") == [None, None]
@@ -197,7 +196,7 @@ def test_ranks_that_count_their_steps_differently_are_matched_by_the_time() -> N
         ("42", 3, 1),
         ("43", 1, None),
     ]
-    note = "ranks number their steps differently; matched by time, these use the numbers of rank 0: 1 (-34)"
+    note = "ranks number their steps differently; matched by time, these were renumbered like rank 0: 1 (-34)"
     assert found.notes == (note,)
     assert note in over(rank_table, *ranks).notes
 
@@ -260,7 +259,8 @@ def test_a_rank_whose_complete_steps_have_no_collective_has_no_waits() -> None:
     late = [event("user_annotation", "gloo:all_reduce", 5_300, 300, tid=2)]
     found = over(rank_table, [*quiet, *late], [*quiet, event("user_annotation", "gloo:all_reduce", 5_200, 400, tid=2)])
     assert waiting(found) == [(0, 4, None, None), (1, 4, None, None)]
-    assert "rank 0 is in no collective of several ranks in its complete steps, so its waiting is unknown" in found.notes
+    note = "rank 0 shares no collective with other ranks in its complete steps, so its waiting is unknown"
+    assert note in found.notes
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ def test_a_host_on_which_the_same_operators_take_longer_is_said_to_be_slower(ran
     assert row["about"].endswith(
         ": the same operators take 1.30 times as long on its host as on the other ranks (median over 10 operators): "
         "probably a slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs "
-        "there, compare clocks"
+        "there, compare clock speeds"
     )
 
 
@@ -112,14 +112,14 @@ def test_a_slower_host_is_called_by_its_name_if_the_ranks_have_several() -> None
 def test_a_rank_that_sleeps_is_late_although_its_operators_take_a_little_longer(pace: float) -> None:
     row = predicted(simulate(many_operators(pace={1: pace}, late={1: 3_000.0}))).rows()[0]
     assert (row["rank"], row["cause"], row["host_pace"]) == (1, "its host is late", None)
-    assert row["about"].endswith("its host is late (views idle_causes and findings of this rank)")
+    assert row["about"].endswith("its host is late (see the views idle_causes and findings of this rank)")
 
 
 def test_ranks_that_are_late_by_turns_are_not_told_to_have_less_than_no_work() -> None:
     steps = [fsdp(late={number % 2: 15_000.0}, steps=1, seed=number).program for number in range(6)]
     job = replace(fsdp(), program=tuple(op for step in steps for op in step))
     about = [row["about"] for row in predicted(simulate(job)).rows() if row["rank"] == 0]
-    assert about == ["rank 0 has no more own work than the others, but at other times: they are late by turns"]
+    assert about == ["rank 0 has no more work than the others, but at different times: ranks take turns being late"]
 
 
 def test_windows_that_begin_at_different_collectives_give_the_same_answer() -> None:
@@ -132,7 +132,7 @@ def test_windows_that_begin_at_different_collectives_give_the_same_answer() -> N
 def test_what_cannot_be_matched_predicts_nothing() -> None:
     found = predicted(simulate(fsdp(end={0: 0.4}, begin={1: 0.5})))
     assert len(found) == 0
-    assert "their times fit at no shift" in found.notes[0]
+    assert "their times do not fit at any shift" in found.notes[0]
     all_reduce = launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 0, 10, 10, 1)
     alone = rank_what_if(context(all_reduce))
     assert (len(alone), alone.notes[-1]) == (
@@ -166,29 +166,29 @@ def test_collectives_on_the_host_bound_what_a_job_could_gain() -> None:
     )
     assert [(row["change"], row["saving_us"], row["saving_per_step_us"], row["about"]) for row in found.rows()] == [
         (
-            "rank 2 never the last one",
+            "rank 2 never last",
             700.0,
             pytest.approx(700 / 3),
-            "at most: in 2 collectives the others waited for it, for 350 µs on average",
+            "upper bound: the others waited for it in 2 collectives, 350 µs on average",
         ),
         (
             "all_reduce hidden or free",
             500.0,
             pytest.approx(500 / 3),
-            "at most: 3 transfers of 167 µs on average, if the ranks waited for all of them",
+            "upper bound: 3 transfers of 167 µs on average, if the ranks waited for all of them",
         ),
         (
-            "rank 0 never the last one",
+            "rank 0 never last",
             100.0,
             pytest.approx(100 / 3),
-            "at most: in 1 collectives the others waited for it, for 100 µs on average",
+            "upper bound: the others waited for it in 1 collectives, 100 µs on average",
         ),
-        ("rank 1 never the last one", 0.0, 0.0, None),
+        ("rank 1 never last", 0.0, 0.0, None),
     ]
     assert found.rows()[0]["saving_pct"] == pytest.approx(100 * 700 / 2600)
     assert found.notes[-1] == (
-        "the collectives run on the host (gloo, MPI): no event says when the training thread waited for them, so the "
-        "job cannot be simulated, and the savings are upper bounds by the durations of the collectives"
+        "the collectives run on the host (gloo, MPI): no event shows when the training thread waited for them, so the "
+        "job cannot be simulated, and the savings are upper bounds derived from the durations of the collectives"
     )
 
 
@@ -196,8 +196,8 @@ def test_collectives_on_the_host_in_which_nobody_has_to_meet_bound_their_transfe
     found = of_host(gloo("gloo:broadcast", (300, 900)), gloo("gloo:broadcast", (800, 900)))
     assert {row["change"]: row["saving_us"] for row in found.rows()} == {
         "broadcast hidden or free": 100.0,
-        "rank 0 never the last one": 0.0,
-        "rank 1 never the last one": 0.0,
+        "rank 0 never last": 0.0,
+        "rank 1 never last": 0.0,
     }
 
 
@@ -231,10 +231,8 @@ def test_hosts_that_wait_unseen_make_the_answer_unknown() -> None:
 def test_four_real_ranks_are_reproduced_and_hide_their_transfers() -> None:
     """Of tests/data/h200: transfers of 358 us run beside the backward pass of 18 ms, and all ranks are as fast."""
     found = run_view("rank_what_if", find_traces(DDP))
-    assert (
-        "of 80.1 ms from the first collective to the last one, the model of the job reproduces 80.1 ms"
-        in (found.notes[-1])
-    )
+    told = "from the first collective to the last, the model of the job takes 80.1 ms (measured: 80.1 ms)"
+    assert told in found.notes[-1]
     assert all(abs(row["saving_pct"]) < 0.5 for row in found.rows())
 
 
@@ -250,8 +248,8 @@ def test_collectives_that_one_rank_alone_has_are_told() -> None:
                 )
         partials.append((rank, rank_what_if.partial(context(events, rank=rank))))
     assert (
-        "1 collectives are matched with none of another rank: they take as long as they did whatever is changed, so "
-        "savings may be too low"
+        "1 collectives have no counterpart on another rank: their durations stay as measured in every row, so savings "
+        "may be too low"
     ) in rank_what_if.combine(partials).notes
 
 
@@ -274,7 +272,7 @@ def rank(*, calls: int = 4, rows: float = 1.0, speed: float = 1.0) -> RankKernel
 
 
 def test_an_operator_that_is_called_more_often_is_named() -> None:
-    assert slower_kernels(rank(calls=6), [rank()]) == "6 kernels of aten::mm a step, the others 4"
+    assert slower_kernels(rank(calls=6), [rank()]) == "it launches 6 kernels of aten::mm per step, the others 4"
 
 
 def test_larger_grids_are_more_data_although_not_all_kernels_show_it() -> None:

@@ -39,8 +39,8 @@ from support.trace_files.traces import START_NS, target, trace
 
 Row = dict[str, Any]
 SLOW_CORE = (
-    "Rank 1 probably has a slower core, or shares it (the same operators take 1.30 times as long on its host): pin "
-    "each rank to cores of its GPU's NUMA node, look for other programs there, compare clocks."
+    "Rank 1 probably runs on a slower or shared core (the same operators take 1.30 times as long on its host): pin "
+    "each rank to cores of its GPU's NUMA node, look for other programs there, compare clock speeds."
 )
 STEPS = 5
 FINDING = Finding(name="x", title="X", saving_ns=100 * US, advice="", evidence="")
@@ -96,7 +96,7 @@ def test_the_work_of_a_slower_host_that_others_do_not_have_says_so_and_how_to_ge
 def test_a_slower_host_is_no_reason_of_findings_about_other_things_than_its_work() -> None:
     (found,) = slower_host(finding="host_sleep", title="publish sleeps", advice="Sleep less.")
     assert found["title"] == "publish sleeps; the others wait for rank 1"
-    assert found["advice"].startswith("Sleep less. The other ranks wait for it")
+    assert found["advice"].startswith("Sleep less. The other ranks wait for this")
 
 
 def test_a_slower_host_without_other_findings_is_a_slow_rank_with_the_same_advice() -> None:
@@ -149,7 +149,7 @@ def test_what_the_others_wait_for_is_told_so_with_what_to_do_about_it() -> None:
     even = {**late, "rank": 0, "saving_us": 0.0, "saving_pct": 0.0, "more_work_us": 0.0}
     first = common_findings(losses, 2, result(rank_what_if, late, even)).rows()[0]
     assert (first["title"], first["saving_pct"]) == ("publish sleeps; the others wait for rank 1", 20.0)
-    assert first["advice"].startswith("Sleep less. The other ranks wait for it: give all ranks equal shares")
+    assert first["advice"].startswith("Sleep less. The other ranks wait for this: give all ranks equal shares")
 
 
 def test_what_a_rank_does_not_work_more_than_the_others_counts_as_theirs_too() -> None:
@@ -238,9 +238,9 @@ def small_steps(*, collectives: float, elements: float, busy_us: float = 0.0) ->
 
 def test_small_collectives_save_the_hosts_time_in_all_but_those_that_their_bytes_need() -> None:
     (finding,) = found(collectives=30, elements=1_000)
-    assert finding.title == "The host calls many small collectives, most of them all_reduce, and the GPU waits for it"
+    assert finding.title == "The GPU is idle while the host calls many small collectives, mostly all_reduce"
     assert finding.saving_ns == pytest.approx(STEPS * 29 * 50_000, rel=0.02)
-    assert finding.evidence.startswith("30 collectives of less than 4 MiB in each step, of 3.906 KiB on average")
+    assert finding.evidence.startswith("30 collectives of less than 4 MiB per step, 3.906 KiB on average")
 
 
 @pytest.mark.parametrize(
@@ -387,8 +387,8 @@ def test_a_host_that_recording_made_late_is_told_with_what_it_would_gain() -> No
         context = program(gap=20 * US, kernel=10 * US).context(step_ratio=ratio)
         return next(each.evidence for each in findings(context).findings if each.name == "host_bound")
 
-    assert "beside other findings" not in evidence(1.0)
-    assert evidence(1.6).endswith(" of that beside other findings")
+    assert "in addition to the other findings" not in evidence(1.0)
+    assert evidence(1.6).endswith(" of that in addition to the other findings")
 
 
 def test_a_host_that_is_ahead_is_no_finding() -> None:
@@ -434,7 +434,7 @@ def test_the_hosts_launches_lose_what_other_findings_name() -> None:
     found = finding_views._without_parts([host, *parts])
     assert [each.saving_ns for each in found] == [20, 30, 50]
     assert found[0].evidence.startswith("e; ")
-    assert found[0].evidence.endswith(" of it is in another finding")
+    assert found[0].evidence.endswith(" of it is counted in another finding")
     assert [each.saving_ns for each in finding_views._without_parts([named("host_bound", 60), *parts])] == [0, 30, 50]
     assert finding_views._without_parts([host]) == [host]
 

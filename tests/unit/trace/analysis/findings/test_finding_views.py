@@ -102,7 +102,7 @@ def test_each_operator_that_waits_is_a_finding_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("around", "advice"),
-    [("aten::item", "Do not read results of the GPU"), ("aten::other", "Take torch.cuda.synchronize()")],
+    [("aten::item", "Do not read results from the GPU"), ("aten::other", "Take torch.cuda.synchronize()")],
 )
 def test_a_wait_outside_of_operators_is_to_be_taken_out_and_one_in_an_operator_reads_results(
     around: str, advice: str
@@ -184,8 +184,8 @@ def test_communication_that_computation_hides_costs_nothing() -> None:
     exposed = rows["exposed_communication"]
     assert exposed["saving_us"] == 150.0
     assert exposed["evidence"] == (
-        "200 µs of collectives, 75 % of it while the GPU computes nothing; of that at most 150 µs is transfer, "
-        "150 µs of it without others alike to compare with"
+        "200 µs of collectives, 75 % of it while the GPU computes nothing; at most 150 µs of that is transfer "
+        "(150 µs without similar collectives to compare with)"
     )
     assert exposed["kernels"] == ["ncclDevKernel_AllReduce_Sum_f32_RING_LL"]
 
@@ -205,8 +205,8 @@ def test_what_a_collective_takes_beyond_others_alike_is_waiting_and_no_transfer(
         ("exposed_communication", 30.0),
     ]
     assert (
-        "at least 170 µs is beyond the shortest collective of the same kind and size, the longest wait 170 µs"
-        in (rows["waiting_in_collectives"]["evidence"])
+        "at least 170 µs of that is waiting (time beyond the shortest collective of the same kind and size), 170 µs "
+        "at the longest" in (rows["waiting_in_collectives"]["evidence"])
     )
     assert rows["waiting_in_collectives"]["advice"].startswith("Larger buckets do not help")
 
@@ -308,12 +308,16 @@ def python(name: str, start: float, end: float, **more: Any) -> Row:
 @pytest.mark.parametrize(
     ("inside", "finding", "does"),
     [
-        ("<built-in function sleep>", "host_sleep", "it sleeps"),
-        ("threading.py(320): Condition.wait", "host_lock", "it waits for a lock, a queue or another thread"),
-        ("<built-in method read of _io.BufferedReader object>", "host_input_output", "it waits for a file"),
-        ("<built-in function print>", "host_logging", "it prints or logs"),
-        ("<built-in function collect>", "host_garbage_collection", "it collects garbage"),
-        ("<built-in function sorted>", "host_python", "it runs Python"),
+        ("<built-in function sleep>", "host_sleep", "sleeps"),
+        ("threading.py(320): Condition.wait", "host_lock", "waits for a lock, a queue or another thread"),
+        (
+            "<built-in method read of _io.BufferedReader object>",
+            "host_input_output",
+            "waits for a file, a socket or a process",
+        ),
+        ("<built-in function print>", "host_logging", "prints or logs"),
+        ("<built-in function collect>", "host_garbage_collection", "collects garbage"),
+        ("<built-in function sorted>", "host_python", "runs Python code"),
     ],
 )
 def test_a_function_that_holds_the_host_up_is_named_and_the_advice_is_for_what_it_does(
@@ -328,7 +332,7 @@ def test_a_function_that_holds_the_host_up_is_named_and_the_advice_is_for_what_i
     rows = listed(kernels, calls, python_function=[*frames, python("nn.Module: Net_0", 4960, 4970)])
     first = rows[0]
     assert (first["finding"], first["saving_us"]) == (finding, pytest.approx(3 * 4050, abs=600))
-    assert first["title"].startswith(f"The GPU waits for the host in main (train.py:3): {does}")
+    assert first["title"] == f"The GPU is idle while the host {does} in main (train.py:3)"
     assert first["call_stack"] == "train.py(3): main"
     assert "torch.compile" not in first["advice"]
     assert sum(each["saving_us"] for each in rows) <= 15900
@@ -343,7 +347,7 @@ def test_the_line_that_waits_for_the_gpu_is_named() -> None:
     (first, *_) = listed(kernels, calls, python_function=frames)
     assert (first["finding"], first["call_stack"]) == ("synchronisation", "train.py(9): log_loss;train.py(3): main")
     assert first["evidence"] == (
-        "cudaStreamSynchronize 3 times, called in log_loss (train.py:12), the GPU idle for 150 µs after it"
+        "cudaStreamSynchronize 3 times, called in log_loss (train.py:12); the GPU was idle for 150 µs afterwards"
     )
 
 
@@ -360,14 +364,14 @@ def test_the_advice_is_what_the_gpu_can_follow() -> None:
 
     volta = advice(7, 0)
     assert "float16" in volta["no_tensor_cores"]
-    assert "compute capability 7.0) multiply neither bfloat16 nor TF32" in volta["no_tensor_cores"]
+    assert "compute capability 7.0) support neither bfloat16 nor TF32" in volta["no_tensor_cores"]
     ampere, hopper, mi250 = advice(8, 0), advice(9, 0), advice(9, 0, "AMD Instinct MI250X")
     assert "TF32" in ampere["no_tensor_cores"] and "float8" not in ampere["no_tensor_cores"]
     assert "float8" in hopper["no_tensor_cores"]
     assert "TF32" not in mi250["no_tensor_cores"] and "float8" not in mi250["no_tensor_cores"]
     pascal = advice(6, 1)
     assert "no_tensor_cores" not in pascal
-    assert "torch.compile needs compute capability 7.0, and this GPU has 6.1" in pascal["elementwise"]
+    assert "torch.compile needs compute capability 7.0, but this GPU has 6.1" in pascal["elementwise"]
     assert "torch.compile" not in pascal["host_bound"] and "torch.compile" in volta["host_bound"]
 
 
@@ -441,9 +445,9 @@ def test_torch_compile_is_not_advised_to_a_pytorch_without_it() -> None:
         made = trace({"kernel": kernels}, length_ns=100 * US, target=target(framework=framework))
         return str(findings_view(Context(made)).rows()[0]["advice"])
 
-    assert "torch.compile needs PyTorch 2.0, and this is 1.13" in advice("torch 1.13.1+cu117")
-    assert advice("torch 2.11.0+cu130").startswith("torch.compile fuses them")
-    assert advice("").startswith("torch.compile fuses them")
+    assert "torch.compile needs PyTorch 2.0, but this is 1.13" in advice("torch 1.13.1+cu117")
+    assert advice("torch 2.11.0+cu130").startswith("torch.compile can fuse such kernels")
+    assert advice("").startswith("torch.compile can fuse such kernels")
 
 
 def test_work_that_waits_in_its_queue_and_unknown_time_are_told_last() -> None:
@@ -451,7 +455,7 @@ def test_work_that_waits_in_its_queue_and_unknown_time_are_told_last() -> None:
     calls = [row("cudaLaunchKernel", 50, 60, thread=1, correlation=2), *launched(kernels[0])]
     rows = listed(kernels, calls)
     assert [(each["finding"], each["saving_us"]) for each in rows] == [("unknown_idle", 800.0), ("queued", 500.0)]
-    assert rows[0]["advice"] == "the launch that ended the gap is not in the trace."
+    assert rows[0]["advice"] == "The launch that ended the gap is not in the trace."
 
 
 def sampled(moments: Sequence[tuple[int, str, str]], strings: StringTable) -> Any:
@@ -498,8 +502,8 @@ def test_samples_that_are_rarer_than_the_gaps_tell_how_long_each_function_held_t
     rows = {each["finding"]: each for each in findings_view(Context(whole)).rows()}
     assert list(rows)[:2] == ["host_blocked", "host_python"]
     blocked, augmenting = rows["host_blocked"], rows["host_python"]
-    assert blocked["title"].startswith("The GPU waits for the host in throttle (train.py:")
-    assert augmenting["title"].startswith("The GPU waits for the host in augment (train.py:")
+    assert blocked["title"].startswith("The GPU is idle while the host is off the CPU in throttle (train.py:")
+    assert augmenting["title"].startswith("The GPU is idle while the host runs Python code in augment (train.py:")
     assert blocked["saving_us"] / steps == pytest.approx(4100, rel=0.15)
     assert augmenting["saving_us"] / steps == pytest.approx(1900, rel=0.3)
 
@@ -563,7 +567,7 @@ def test_slices_that_are_missing_in_kernels_and_between_them_are_another_program
     (finding,) = ran([SLICE_US + number for number in range(20)], gap_us=[SLICE_US] * 6)
     assert finding.title == "Another program takes turns with this one on the GPU"
     assert finding.saving_ns == pytest.approx(26 * SLICE_US * US, rel=0.01)
-    assert finding.evidence.startswith("26 slices of 2.41 ms")
+    assert finding.evidence.startswith("26 time slices of 2.41 ms")
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def context_of(samples: Sequence[Sample], ops: Sequence[Row], launches: Sequence
 def test_a_function_that_runs_a_model_without_a_backward_is_found() -> None:
     ((finding, _function),) = models_without_backward(trained("aten::linear", GEMM))
     assert (finding.title, finding.where) == (
-        "validate (train.py:30) runs a model without a backward",
+        "validate (train.py:30) runs a model without a backward pass",
         "validate (/job/train.py:30)",
     )
     assert finding.saving_ns == 5 * PERIOD_NS
@@ -139,7 +139,7 @@ def test_an_evaluation_inside_the_loop_of_a_framework_is_told_by_its_function() 
     stack = (*loop, trainer + "(70): Trainer._maybe_log_save_evaluate", trainer + "(90): Trainer.evaluate", MODULE)
     ((finding, _function),) = models_without_backward(trained("aten::linear", GEMM, stack, loop))
     assert (finding.title, finding.where) == (
-        "Trainer.evaluate of transformers, called in main (train.py:10) runs a model without a backward",
+        "Trainer.evaluate of transformers, called in main (train.py:10), runs a model without a backward pass",
         "main (/job/train.py:10)",
     )
     assert finding.advice.endswith("TrainingArguments: eval_strategy, eval_steps.")
@@ -196,7 +196,7 @@ def test_elementwise_kernels_in_double_precision_are_to_change_their_type_before
     kernels = [span(name, 3 * at, 3 * at + 1 + at, correlation=at + 1) for at, name in enumerate(names)]
     told = {each.name: each for each in findings(Context(trace({"kernel": kernels}, length_ns=5 * PERIOD_NS))).findings}
     assert (told["double_precision"].saving_ns, told["elementwise"].saving_ns) == (PERIOD_NS, PERIOD_NS // 2)
-    assert told["elementwise"].evidence.endswith("; 20 ms of others compute in float64, which is another finding")
+    assert told["elementwise"].evidence.endswith("; others taking 20 ms compute in float64 (a separate finding)")
 
 
 def copied(kind: str) -> Context:
@@ -211,8 +211,8 @@ def copied(kind: str) -> Context:
 def test_pinned_copies_that_nothing_hides_are_found_with_their_time() -> None:
     found = {finding.name: finding for finding in findings(copied("Pinned")).findings}
     assert found["pinned_copies"].saving_ns == 2 * PERIOD_NS
-    assert "Keep on the GPU" in found["pinned_copies"].advice
-    assert found["pinned_copies"].evidence == "1 copy, 20 ms, of that 20 ms while no kernel runs"
+    assert "Keep data on the GPU if it does not change from step to step" in found["pinned_copies"].advice
+    assert found["pinned_copies"].evidence == "1 copy taking 20 ms, 20 ms of that while no kernel runs"
 
 
 def test_copies_of_pageable_memory_are_no_pinned_ones() -> None:
@@ -345,7 +345,7 @@ def test_a_function_that_launches_many_small_kernels_is_found() -> None:
     assert context.trace.strings[found.function] == LOOP[-1]
     assert int(np.count_nonzero(found.work)) == 200 * STEPS
     (finding,) = small_kernels_of_functions(context)
-    assert finding.title == "boxes (loss.py:7) launches 200 small kernels in each step"
+    assert finding.title == "boxes (loss.py:7) launches 200 small kernels per step"
     assert finding.where == "boxes (/job/loss.py:7)"
     assert finding.replayed
     # all of them, their launches and the host's time before them
@@ -389,7 +389,7 @@ def test_an_optimizer_that_updates_parameters_one_by_one_is_found() -> None:
     (finding,) = optimizer_kernels(context)
     assert finding.name == "unfused_optimizer"
     assert finding.replayed
-    assert finding.evidence.startswith("200 kernels in each step")
+    assert finding.evidence.startswith("200 kernels per step")
     assert 0 < finding.saving_ns <= (1 - OPTIMIZER_PASSES) * STEPS * 2 * PERIOD_NS
     assert context.get(small_kernels) is None  # they are the optimizer's alone
 
@@ -444,14 +444,14 @@ def test_a_function_that_the_gpu_waits_for_costs_its_time() -> None:
     assert each.finding.where == "publish (/job/board.py:42)"
     assert (each.finding.replayed, each.finding.causes) == (True, CAUSES)
     assert each.finding.saving_ns == pytest.approx(PUBLISHED_STEPS * PERIOD_NS, rel=0.06)
-    assert each.finding.evidence.startswith("the steps, run again without it, take ")
+    assert each.finding.evidence.startswith("replayed without it, the steps take ")
     assert {context.trace.strings[name] for name in each.names} == {PUBLISH}
 
 
 def test_a_function_that_waits_for_the_gpu_is_told_to_read_less_of_it() -> None:
     (silent,), (waiting,) = (training(PERIOD_NS // 10, waits=waits).get(non_training) for waits in (False, True))
     assert aside.READS not in silent.finding.advice
-    assert waiting.finding.advice.endswith(f"It also waits for results of the GPU. {aside.READS}")
+    assert waiting.finding.advice.endswith(f"This code also waits for results from the GPU. {aside.READS}")
 
 
 @pytest.mark.parametrize("library", ["gloo", "nccl"])
@@ -463,7 +463,7 @@ def test_collectives_that_run_on_the_host_are_told_to_use_the_gpu(library: str) 
     ]
     (each,) = training(PERIOD_NS // 10, extra=reducing, annotations=threads).get(non_training)
     on_the_host = library == "gloo"
-    assert each.finding.title == "reduce (stats.py:42) waits in collectives" + on_the_host * " of the host"
+    assert each.finding.title == "reduce (stats.py:42) waits in collectives" + on_the_host * " on the host"
     assert each.finding.advice.startswith(COLLECTIVES_OF_THE_HOST) is on_the_host
 
 
@@ -525,5 +525,5 @@ def test_a_model_without_backward_is_told_once_where_it_has_slots(monkeypatch: p
     found_model(monkeypatch, context)
     (finding,) = non_training_findings(context)
     assert (finding.name, finding.replayed) == ("evaluation", True)
-    assert finding.evidence.endswith("% of the GPU's work, in operators without a backward")
+    assert finding.evidence.endswith("% of the GPU's work, in operators without a backward pass")
     assert finding.saving_ns == pytest.approx(PUBLISHED_STEPS * PERIOD_NS, rel=0.06)

@@ -19,8 +19,8 @@ Row = dict[str, Any]
 US = 1000
 STEP, STEPS = 30_000, 6
 LIBRARY = "/usr/lib/python3/dist-packages/jax/_src/callback.py(8): call"
-FUNCTION = "The GPU waits for the host in weights (train.py:4): it runs Python"
-CALLER = "The GPU waits for the host in main (train.py:9): it runs Python"
+FUNCTION = "The GPU is idle while the host runs Python code in weights (train.py:4)"
+CALLER = "The GPU is idle while the host runs Python code in main (train.py:9)"
 
 
 def tables(*rows: dict[str, object]) -> dict[str, list[dict[str, object]]]:
@@ -66,7 +66,7 @@ def test_who_ran_while_the_training_thread_waited_for_the_gil_is_told() -> None:
     context = context_of(*rows, *other)
     finding = next(each for each in host_functions(context) if each.name == "host_gil")
     assert finding.evidence.endswith(
-        "; crunch (/job/metrics.py:42) in thread metrics ran in 100 % of the samples of its thread"
+        "; crunch (/job/metrics.py:42) in thread metrics ran in 100 % of that thread's samples"
     )
 
 
@@ -114,7 +114,7 @@ def test_the_native_code_around_a_function_that_it_calls_back_goes_with_it() -> 
     found = told()
     assert list(found) == [FUNCTION]
     assert found[FUNCTION].saving_ns == pytest.approx(STEPS * 10_000 * US, rel=0.02)
-    assert "in native code of main (/job/train.py:9), which calls the function back" in found[FUNCTION].evidence
+    assert "in native code called by main (/job/train.py:9), which calls this function back" in found[FUNCTION].evidence
 
 
 def test_what_the_caller_does_in_other_gaps_stays_its_own() -> None:
@@ -191,19 +191,19 @@ def loading(counters: dict[str, Any]) -> list[Finding]:
 @pytest.mark.parametrize(
     ("changed", "limit"),
     [
-        ({}, "1 of the host's 16 cores, which is all that this process may use"),
+        ({}, "1 of the host's 16 cores, all that this process is allowed to use"),
         (
             {"usable_cores": 16, "quota_cores": 1.5, "quota_group": "/job"},
             "1.5 cores, the CPU quota of the control group /job",
         ),
-        ({"usable_cores": 16}, "the host's cores, which other programs use, too"),
+        ({"usable_cores": 16}, "the host's cores with other programs"),
     ],
 )
 def test_workers_that_wait_for_a_cpu_are_told_with_what_limits_them(changed: dict[str, Any], limit: str) -> None:
     (finding,) = loading(counted(0.75, **changed))
     assert finding.title == f"Worker processes wait for a CPU: 2 busy processes share {limit}"
     assert finding.saving_ns == 75 * 99 * US // 100
-    assert "0.5 cores together, and waited for one in 75 %" in finding.evidence
+    assert "together, the processes had 0.5 cores, and waited for one in 75 %" in finding.evidence
 
 
 def test_workers_that_have_their_cores_are_no_finding() -> None:
@@ -227,10 +227,10 @@ def test_a_thread_that_launches_work_and_has_no_cpu_is_told() -> None:
     (finding,) = launching(4 * S // 10)
     assert finding.title == (
         "The threads that launch work wait for a CPU: "
-        "they share 1 of the host's 16 cores, which is all that this process may use"
+        "they share 1 of the host's 16 cores, all that this process is allowed to use"
     )
     assert finding.saving_ns == 149 * US // 2  # until the launch
-    assert finding.evidence == "in 50 % of the time in which they could have run they had no CPU"
+    assert finding.evidence == "they had no CPU in 50 % of the time in which they could have run"
 
 
 def test_a_thread_that_has_its_cpu_is_not_told_for_what_others_wait() -> None:

@@ -69,7 +69,7 @@ def test_kernels_that_use_nothing_well_wait_for_latency() -> None:
 
 def test_multiprocessors_without_work_are_small_grids_whatever_the_blocks_say() -> None:
     told = found((GEMM, FEW_BLOCKS))["small_grids"]
-    assert "a multiprocessor was busy for 12 % of the time, by its counter" in told.evidence
+    assert "each multiprocessor busy for 12 % of the time (measured)" in told.evidence
     assert told.saving_ns == pytest.approx(400 * MS * 0.88, rel=0.01)
 
 
@@ -97,7 +97,7 @@ def test_kernels_that_use_the_tensor_pipe_are_not_said_to_lack_it() -> None:
     assert "no_tensor_cores" in found((SGEMM, PRODUCT), labels=["DRAM"])
     assert "no_tensor_cores" not in found((SGEMM, PRODUCT))
     told = found((SGEMM, {**PRODUCT, "Tensor pipe": 0.0, "FMA pipe": 80.0}))["no_tensor_cores"]
-    assert "the tensor pipe was used for 0 % while they ran" in told.evidence
+    assert "they used 0 % of the tensor pipe's peak" in told.evidence
 
 
 THROTTLED = {"SM clock": 1.4e9, "Power": 700.0, "Power limit": 700.0, "Throttled by power": 1.0}
@@ -107,9 +107,9 @@ FREE = {"SM clock": 1.98e9, "Power": 500.0, "Power limit": 700.0, "Throttled by 
 def test_clocks_that_are_held_down_have_a_finding_with_how_much_and_how_long() -> None:
     names = [*THROTTLED, "DRAM"]
     told = found((GEMM, THROTTLED), (SOFTMAX, FREE), labels=names)["throttled_clock"]
-    assert told.title == "The clock of the GPU is held down by its power" and told.guess
+    assert told.title == "The GPU's clock is held down by power" and told.guess
     assert told.evidence.startswith(
-        "GPU 0: throttled by power for 50 % of the steps' time at 1.4 of 1.98 GHz, 700 W of 700 W"
+        "GPU 0: throttled by power for 50 % of the steps' time, to 1.4 of 1.98 GHz, 700 W of 700 W"
     )
     assert told.saving_ns == pytest.approx(200 * MS * (1 - 1.4 / 1.98), rel=0.02)
     assert "nvidia-smi -pl" in told.advice

@@ -47,8 +47,8 @@ def test_a_checkpoint_and_an_evaluation_in_one_function_of_a_framework_are_two_f
     ops.append({**ops[-1], "name": "AddmmBackward0"})
     findings = found(*[SAVE] * 15, *[model] * 10, *[EVALUATE] * 5, *[(*STEP, MODULE, LINEAR)] * 10, ops=ops)
     assert [(finding.title, finding.saving_ns // PERIOD_NS) for finding in findings] == [
-        (f"Trainer._evaluate of trainers, {CALLED} runs a model without a backward", 15),
-        (f"Trainer._save_checkpoint of trainers, {CALLED} saves a checkpoint", 15),
+        (f"Trainer._evaluate of trainers, {CALLED}, runs a model without a backward pass", 15),
+        (f"Trainer._save_checkpoint of trainers, {CALLED}, saves a checkpoint", 15),
     ]
     assert {finding.where for finding in findings} == {"main (/job/train.py:42)"}
     assert all(
@@ -61,13 +61,13 @@ def test_files_and_archives_that_a_function_that_saves_needs_are_the_checkpoint(
     callback = (*HOOKS, SITE + "trainers/hooks.py(20): ModelCheckpoint.on_batch_end", SITE + "trainers/io.py(1): write")
     findings = found(*[(*callback, SITE + "h5py/_hl.py(5): create")] * 20, *[(*callback, "zipfile.py(9): close")] * 20)
     assert [(finding.title, finding.saving_ns // PERIOD_NS) for finding in findings] == [
-        (f"ModelCheckpoint.on_batch_end of trainers, {CALLED} saves a checkpoint", 40)
+        (f"ModelCheckpoint.on_batch_end of trainers, {CALLED}, saves a checkpoint", 40)
     ]
 
 
 def test_an_evaluation_that_is_told_by_a_name_alone_is_not_said_to_run_a_model() -> None:
     (finding,) = found(*[(*HOOKS, SITE + "trainers/hooks.py(9): EpochScoring.on_epoch_end")] * 40)
-    assert finding.title == f"EpochScoring.on_epoch_end of trainers, {CALLED} evaluates"
+    assert finding.title == f"EpochScoring.on_epoch_end of trainers, {CALLED}, evaluates"
 
 
 def test_a_function_of_a_framework_that_does_different_things_at_two_places_is_two_findings() -> None:
@@ -75,8 +75,8 @@ def test_a_function_of_a_framework_that_does_different_things_at_two_places_is_t
     logs = [(*HOOKS, f"{SITE}trainers/hooks.py({number}): Log{number}.print") for number in range(30, 50)]
     findings = found(*logs, *[again] * 20)
     assert [(finding.title, finding.guess, finding.saving_ns // PERIOD_NS) for finding in findings] == [
-        (f"Hooks.call of trainers, {CALLED} takes a part of the step beside the training", True, 20),
-        (f"Hooks.call of trainers, {CALLED} writes logs", False, 20),
+        (f"Hooks.call of trainers, {CALLED}, takes part of the step for work other than training", True, 20),
+        (f"Hooks.call of trainers, {CALLED}, writes logs", False, 20),
     ]
 
 
@@ -87,7 +87,8 @@ def test_an_evaluation_by_a_framework_that_the_program_calls_is_told_with_its_se
     ops.append({**ops[-1], "name": "AddmmBackward0"})
     (finding,) = found(*[(*evaluate, MODULE, LINEAR)] * 30, *[(*evaluate, LOADER)] * 10, ops=ops)
     assert (
-        finding.title == "Trainer.validate of lightning, called in check (train.py:42) runs a model without a backward"
+        finding.title
+        == "Trainer.validate of lightning, called in check (train.py:42), runs a model without a backward pass"
     )
     assert finding.advice.endswith("val_check_interval, check_val_every_n_epoch, limit_val_batches.")
     assert finding.saving_ns == 30 * PERIOD_NS
@@ -130,8 +131,8 @@ def test_what_a_framework_does_itself_beside_the_training_is_a_guess_and_told_on
     small = [(*FIT, f"{TRAINER}({number}): Trainer.part_{number}") for number in range(500, 520)]
     findings = found(*[(*FIT, own)] * 20, *small)
     assert [(finding.title, finding.guess, finding.saving_ns // PERIOD_NS) for finding in findings] == [
-        (f"Trainer.book_keeping of trainers, {CALLED} takes a part of the step beside the training", True, 20),
-        (f"Trainer.fit of trainers, {CALLED} takes a part of the step beside the training", True, 20),
+        (f"Trainer.book_keeping of trainers, {CALLED}, takes part of the step for work other than training", True, 20),
+        (f"Trainer.fit of trainers, {CALLED}, takes part of the step for work other than training", True, 20),
     ]
 
 
@@ -139,15 +140,15 @@ def test_small_parts_of_a_framework_that_do_the_same_are_one_claim() -> None:
     log = SITE + "tqdm/std.py"
     findings = found(*[(*FIT, f"{log}({number}): part_{number}") for number in range(500, 540)])
     assert [(finding.title, finding.guess) for finding in findings] == [
-        (f"Trainer.fit of trainers, {CALLED} writes logs", False)
+        (f"Trainer.fit of trainers, {CALLED}, writes logs", False)
     ]
 
 
 def test_a_framework_that_clips_gradients_is_told_so_with_its_setting() -> None:
     clip = SITE + "transformers/trainer.py(7): Trainer._clip_grad_norm"
     (finding,) = found(*[(*FIT, clip, TORCH + "nn/utils/clip_grad.py(9): clip_grad_norm_")] * 40)
-    assert finding.title == f"Trainer._clip_grad_norm of transformers, {CALLED} clips gradients"
-    assert finding.advice.endswith("Where to set it: TrainingArguments: max_grad_norm.")
+    assert finding.title == f"Trainer._clip_grad_norm of transformers, {CALLED}, clips gradients"
+    assert finding.advice.endswith("See TrainingArguments: max_grad_norm.")
 
 
 def test_a_library_that_the_programs_own_loop_calls_is_not_divided() -> None:
@@ -155,4 +156,4 @@ def test_a_library_that_the_programs_own_loop_calls_is_not_divided() -> None:
     own: list[Sample] = [*[(*MAIN, MODULE, LINEAR)] * 40, *[(*MAIN, BACKWARD)] * 30]
     inner = [(*save, SITE + "board/api.py(9): pack")] * 15 + [(*save, SITE + "board/api.py(19): send")] * 15
     (finding,) = user_code(sampled([*own, *inner]))
-    assert finding.title == f"publish of board, {CALLED} takes part of the step and trains nothing"
+    assert finding.title == f"publish of board, {CALLED}, takes part of the step, but does no training"

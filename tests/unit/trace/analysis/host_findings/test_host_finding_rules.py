@@ -52,13 +52,13 @@ def copying(name: str, samples: int, after: int = 10 * PERIOD_NS) -> Context:
 @pytest.mark.parametrize(
     ("name", "title", "advice"),
     [
-        ("aten::to", "converts tensors to other number types", "dtype"),
+        ("aten::to", "converts tensors to other dtypes", "dtype"),
         ("aten::clone", "copies tensors", "views"),
     ],
 )
 def test_copies_count_with_their_backward(name: str, title: str, advice: str) -> None:
     (finding,) = forward_copies(copying(name, 20))
-    assert finding.title == f"Block.cast (net.py:5) {title}, forward and backward"
+    assert finding.title == f"Block.cast (net.py:5) {title}, in the forward and backward pass"
     assert round(finding.saving_ns / PERIOD_NS) == 30
     assert advice in finding.advice
 
@@ -137,7 +137,7 @@ def test_the_data_sets_function_with_most_of_the_time_is_named() -> None:
     stack = (*MAIN, LOADER, FETCH, "/job/data.py(3): Images.__getitem__", "/job/data.py(9): Images.read")
     (finding,) = found((stack, "idle"), (stack, "idle"))
     assert finding.name == "loading_in_the_step"
-    assert finding.title == "Loading takes a part of each step, most of it Images.read (data.py:42)"
+    assert finding.title == "Data loading takes part of each step, mostly in Images.read (data.py:42)"
     assert finding.saving_ns == 200_000_000
     assert "num_workers" in finding.advice
 
@@ -187,7 +187,7 @@ def backward_ops(first: int, last: int, count: int, since: int = 0) -> list[dict
 def test_the_backward_has_the_time_of_the_engine_around_its_nodes_and_between_them() -> None:
     made = [*forward_ops("aten::mul", 0, 3, 1_000), *backward_ops(3, 8, 1_000)]
     (finding,) = small_operators(sampled([*[LOSS] * 3, *[ENGINE] * 10, *[FORWARD] * 87], ops=made))
-    assert finding.title == "penalty (train.py:20) computes in 1,000 small operators a step"
+    assert finding.title == "penalty (train.py:20) calls 1,000 small operators per step"
     assert round(finding.saving_ns / PERIOD_NS, 1) == round(0.8 * (3 + 5 + 5), 1)
 
 
@@ -238,7 +238,7 @@ def own_backward(of_each: int) -> Context:
 
 def test_a_loop_in_the_backward_of_an_own_function_is_found() -> None:
     (finding,) = small_operators(own_backward(2_000))
-    assert finding.title == "Norm.backward (net.py:9) computes in 2,000 small operators a step, inside the backward"
+    assert finding.title == "Norm.backward (net.py:9) calls 2,000 small operators per step, inside the backward pass"
     assert round(finding.saving_ns / PERIOD_NS, 1) == round(0.8 * 4, 1)
 
 

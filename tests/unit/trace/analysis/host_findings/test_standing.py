@@ -44,7 +44,7 @@ def test_what_the_main_thread_waits_for_is_told_with_the_program_s_line(inside: 
     (finding,) = told([(stack, state)] * 50)
     line = 10 if inside else 42
     assert finding.title == f"Nothing moved: the main thread {words} in main (train.py:{line})"
-    assert finding.evidence.startswith("all samples of it in 500 ms are at this line")
+    assert finding.evidence.startswith("all samples of the main thread in 500 ms are at this line")
     assert "`kinetoctl stacks 1`" in finding.advice
     assert (finding.saving_ns, finding.guess) == (0, False)
 
@@ -52,7 +52,7 @@ def test_what_the_main_thread_waits_for_is_told_with_the_program_s_line(inside: 
 def test_a_few_samples_elsewhere_do_not_count_and_more_do() -> None:
     elsewhere: Sample = ((*MAIN, "/job/train.py(3): log"), "idle")
     (finding,) = told([LOCK] * 97 + [elsewhere] * 3)
-    assert finding.evidence.startswith("97 of 100 samples of it")
+    assert finding.evidence.startswith("97 of 100 samples of the main thread")
     assert not told([LOCK] * 90 + [elsewhere] * 10)
 
 

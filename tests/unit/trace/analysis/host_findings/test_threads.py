@@ -53,7 +53,8 @@ def test_a_thread_that_holds_the_gil_is_named() -> None:
     context = sampled([*[FORWARD] * 70, *[((*MAIN,), "waiting")] * 30], others=others, threads={2: "metrics"})
     (finding,) = gil(context)
     assert finding.title == (
-        "The training thread waits for Python's lock (GIL), which crunch (/job/metrics.py:42) in thread metrics holds"
+        "The training thread waits for Python's global lock (GIL), which crunch (/job/metrics.py:42) in thread metrics "
+        "holds"
     )
     assert finding.saving_ns == 30 * PERIOD_NS
 
@@ -62,7 +63,7 @@ def test_the_loader_s_thread_that_pins_memory_cannot_be_moved_to_a_process() -> 
     others = [("/venv/torch/utils/data/_utils/pin_memory.py(18): _pin_memory_loop",)] * 100
     context = sampled([*[FORWARD] * 70, *[((*MAIN,), "waiting")] * 30], others=others, threads={2: "pin"})
     (finding,) = gil(context)
-    assert finding.advice.startswith("This thread of the DataLoader copies batches into pinned memory")
+    assert finding.advice.startswith("This DataLoader thread copies batches into pinned memory")
 
 
 def test_nobody_waits_for_the_gil() -> None:
@@ -74,7 +75,7 @@ def test_the_garbage_collector_is_named_with_the_line_at_which_it_runs_most() ->
     collecting = [*[(after, "running collecting")] * 25, *[(FORWARD, "running collecting")] * 5]
     context = sampled([*[FORWARD] * 60, *[after] * 10, *collecting])
     (finding,) = garbage(context)
-    assert finding.title == ("Python's garbage collector runs in the steps, most in after_step (callbacks.py:42)")
+    assert finding.title == ("Python's garbage collector runs in the steps, mostly in after_step (callbacks.py:42)")
     assert finding.saving_ns == 30 * PERIOD_NS
     assert "gc.freeze()" in finding.advice
     taken = next(found for found in user_code(context) if "after_step" in found.title)
@@ -117,7 +118,7 @@ def counted(major_faults: int, cpu_share: float = 0.0) -> dict[str, Any]:
 
 def test_memory_that_comes_from_storage_while_the_model_trains_is_found() -> None:
     (finding,) = paging(sampled(PAGING, kernel_counters=counted(4000)))
-    assert finding.title == "The training thread waits for memory from storage, most in main (train.py:42)"
+    assert finding.title == "The training thread waits for memory to be read from storage, mostly in main (train.py:42)"
     assert finding.saving_ns == 30 * PERIOD_NS
     assert finding.evidence.endswith("; 4,000 of its page faults waited for storage")
     assert "swap" in finding.advice
@@ -136,7 +137,7 @@ def test_many_faults_that_samples_do_not_see_are_told_by_the_kernels_counters() 
     """The thread seems to run in all samples, and the kernel says that it was blocked for 30 % of the time."""
     context = sampled([FORWARD] * 100, thread_use=[use(THREAD, 100, 0.7)], kernel_counters=counted(3000, 0.7))
     (finding,) = paging(context)
-    assert finding.title == "The training thread waits for memory from storage"
+    assert finding.title == "The training thread waits for memory to be read from storage"
     assert round(finding.saving_ns / PERIOD_NS) == 30
     assert list(processors(context)) == []  # it was not ready to run
 
@@ -152,7 +153,7 @@ def test_memory_that_other_code_waits_for_is_told_of_that_code_alone() -> None:
     context = sampled([*[FORWARD] * 70, *[(after, "idle idle_memory")] * 30])
     assert list(paging(context)) == []
     (finding,) = user_code(context)
-    assert finding.title == "look_up (callbacks.py:42) waits for memory from storage"
+    assert finding.title == "look_up (callbacks.py:42) waits for memory to be read from storage"
     assert "swap" in finding.advice
 
 
@@ -285,7 +286,7 @@ def in_pieces(count: int, breaks: int) -> Context:
 def test_compiled_code_in_several_pieces_is_found_in_the_function_that_is_split() -> None:
     (finding,) = graph_breaks(in_pieces(5, breaks=2))
     assert finding.title == (
-        "torch.compile has split the model: 5 compiled pieces run in each step, most in Gate.forward (net.py:3)"
+        "torch.compile has split the model: 5 compiled pieces run in each step, mostly in Gate.forward (net.py:3)"
     )
     assert finding.saving_ns == pytest.approx(30 * PERIOD_NS * 4 / 5)
     assert "graph breaks so far: 2" in finding.evidence
@@ -348,7 +349,7 @@ def test_a_graph_that_is_run_backward_for_its_gradients_alone_is_found_at_its_ca
     samples: list[Sample] = [*[FORWARD] * 40, *[grad] * 30, *[(*MAIN, BACKWARD)] * 30]
     ops = [op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 70), *backward(7, 70, 100)]
     (finding,) = second_backward(sampled(samples, ops=ops))
-    assert finding.title == "log_norms (norms.py:5) runs the graph backward once more"
+    assert finding.title == "log_norms (norms.py:5) runs backward through the graph again"
     assert finding.saving_ns == 30 * PERIOD_NS
 
 
@@ -385,7 +386,7 @@ def test_a_model_that_is_run_without_a_backward_is_named_by_who_runs_it() -> Non
     samples: list[Sample] = [*[training] * 40, *[validating] * 20, *[(*MAIN, BACKWARD)] * 40]
     ops = [op("aten::linear", 0, 40, sequence=7), op("aten::linear", 40, 60), *backward(7, 60, 100)]
     (finding,) = user_code(sampled(samples, ops=ops))
-    assert finding.title == "validate (train.py:50) runs a model without a backward"
+    assert finding.title == "validate (train.py:50) runs a model without a backward pass"
     assert finding.saving_ns == 20 * PERIOD_NS
 
 

@@ -68,13 +68,13 @@ def handed_over(*callees: str) -> Finding:
 @pytest.mark.parametrize(
     ("callee", "name", "what"),
     [
-        ("pickle.dumps", "user_code_pickle", "pickles"),
-        ("value.tolist", "user_code_item", "reads single numbers of tensors"),
-        ("zlib.compress", "user_code_archive", "compresses or unpacks"),
-        ("hashlib.sha256", "user_code_hash", "computes digests"),
+        ("pickle.dumps", "user_code_pickle", "pickles objects"),
+        ("value.tolist", "user_code_item", "reads tensors one number at a time"),
+        ("zlib.compress", "user_code_archive", "compresses or unpacks data"),
+        ("hashlib.sha256", "user_code_hash", "computes hashes"),
         ("gc.collect", "user_code_garbage", "collects garbage"),
         ("self.connection.commit", "user_code_database", "uses a database"),
-        ("np.array", "user_code_convert", "makes arrays of Python objects"),
+        ("np.array", "user_code_convert", "converts Python objects to arrays"),
         ("print", "user_code_logging", "writes logs"),
         ("time.sleep", "user_code_sleep", "sleeps"),
         ("os.fsync", "user_code_file", "reads or writes files"),
@@ -128,7 +128,7 @@ def test_a_function_that_waits_for_a_lock_of_torch_distributed_waits_in_collecti
 def test_what_the_loop_calls_in_a_library_is_named_after_both() -> None:
     save = SITE + "torch/serialization.py(900): save"
     (finding,) = found(*[(*MAIN, save, SITE + "torch/storage.py(1): write")] * 20)
-    assert finding.title == "save, called in main (train.py:42) saves a checkpoint"
+    assert finding.title == "save, called in main (train.py:42), saves a checkpoint"
     assert finding.where == "main (/job/train.py:42)"
 
 
@@ -143,9 +143,9 @@ def test_without_any_training_each_function_is_told_for_what_it_does_itself() ->
     samples: list[Sample] = [*[(*main, "/job/a.py(1): load", crop)] * 50, *[(*main, "/job/b.py(3): fit")] * 30]
     findings = sorted(user_code(sampled([*samples, *[(*main, dumps)] * 20], steps=10)), key=lambda it: -it.saving_ns)
     assert [(finding.title, finding.saving_ns, finding.guess) for finding in findings] == [
-        ("crop (a.py:42) takes a part of the time", 500_000_000, True),
-        ("fit (b.py:42) takes a part of the time", 300_000_000, True),
-        ("dumps, called in <module> (train.py:42) writes or reads JSON", 200_000_000, False),
+        ("crop (a.py:42) takes part of the time", 500_000_000, True),
+        ("fit (b.py:42) takes part of the time", 300_000_000, True),
+        ("dumps, called in <module> (train.py:42), writes or reads JSON", 200_000_000, False),
     ]
 
 
@@ -179,7 +179,7 @@ def test_a_function_in_which_operators_begin_all_the_time_is_told_so_although_no
         for n in range(20 * 200)
     ]
     (finding,) = user_code(sampled([*TRAINING, *[stack] * 20], ops=ops))
-    assert finding.title == "clip_gradients (clip.py:42) runs operators that train nothing"
+    assert finding.title == "clip_gradients (clip.py:42) runs operators that are not part of the training"
 
 
 def neighbours(count: int, name: str, *, sample: int) -> list[dict[str, Any]]:

@@ -236,7 +236,9 @@ def test_samples_of_older_captures_are_not_called_idle_or_running() -> None:
     value = made({"python_function": [{"name": "f", "samples": 2, "self_samples": 2}]}, sample_period_ns=PERIOD_NS)
     result = run_view("python_samples", value)
     assert [(row["running"], row["idle"]) for row in result.rows()] == [(2, 0)]
-    assert result.notes == ("these samples do not say whether their threads ran, so idle threads are among them",)
+    assert result.notes == (
+        "these samples do not record whether their threads were running, so they include idle threads",
+    )
 
 
 def test_a_trace_of_the_gpu_alone_says_so() -> None:

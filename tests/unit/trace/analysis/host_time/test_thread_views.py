@@ -126,7 +126,7 @@ def test_threads_over_time(trace: Trace) -> None:
         (0.0, "MainThread", 80.0, 0.0, 20.0),
         (100_000.0, "MainThread", 60.0, 10.0, 30.0),
     ]
-    with pytest.raises(ViewError, match="no thread that ran is called 'x'"):
+    with pytest.raises(ViewError, match="no thread that ran has 'x' in its name"):
         run_view("thread_times", trace, thread="x")
 
 
@@ -148,7 +148,7 @@ def test_child_processes_have_shares_of_the_time_in_which_they_were_seen(trace: 
 def test_waiting_for_cpus_is_noted(trace: Trace) -> None:
     (note,) = run_view("process_use", trace).notes
     assert note == (
-        "threads waited for a CPU in 29 % of the time in which they could have run: with those of other "
+        "threads waited for a CPU in 29 % of the time in which they were ready to run: together with other "
         "processes, more threads were ready than 2 usable cores could run"
     )
 
@@ -158,15 +158,15 @@ def test_throttling_by_a_quota_is_noted(tmp_path: Path) -> None:
     folder = converted(tmp_path, process=process, quota_cores=1.5, quota_group="/jobs/one")
     found = run_view("threads", open_trace(folder / "columns"))
     assert found.notes[0] == (
-        "the CPU quota of 1.5 cores of the control group /jobs/one was used up in 75 % of its periods: "
-        "threads then stand still until the next period"
+        "the CPU quota of the control group /jobs/one (1.5 cores) was used up in 75 % of its periods: "
+        "its threads then stop until the next period"
     )
 
 
 def test_counters_of_a_part_of_the_trace_are_noted(tmp_path: Path) -> None:
     folder = converted(tmp_path, times=[START_NS + 50 * MS, START_NS + 100 * MS, END_NS])
     assert run_view("thread_times", open_trace(folder / "columns")).notes == (
-        "the kernel's counters cover 75 % of the trace; their shares are of that time",
+        "the Linux kernel's counters cover 75 % of the trace; their shares refer to that time",
     )
 
 
@@ -175,7 +175,7 @@ def test_a_trace_without_counters_says_so(tmp_path: Path, view: str) -> None:
     found = run_view(view, open_trace(converted(tmp_path, times=[]) / "columns"))
     assert (list(found.rows()), found.notes) == (
         [],
-        ("the kernel's counters of threads are not in this trace: kinetod records them, other tools do not",),
+        ("the Linux kernel's counters are not in this trace: kinetod records them, other tools do not",),
     )
 
 
@@ -219,7 +219,7 @@ def test_settings_that_cost_time_come_first(tmp_path: Path, form: str) -> None:
         ("torch.version", "2.13.0", None),
     ]
     judgement = list(found.rows())[1]["judgement"]
-    assert judgement == "operators on the CPU use 8 threads on 2 usable cores: they take turns"
+    assert judgement == "operators on the CPU use 8 threads on 2 usable cores, so the threads take turns"
 
 
 def facts(*, cores: int = 8, on_gpu: bool = True, tf32: bool | None = True, convolves: bool = True) -> SettingFacts:

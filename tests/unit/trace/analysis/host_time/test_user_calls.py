@@ -57,7 +57,7 @@ def classes(stack: Stack) -> list[MomentClass]:
 def test_what_runs_below_an_import_is_importing_whatever_is_imported(imported: str) -> None:
     samples = [*[(*MAIN, FINDS, RUNS, imported)] * 2, *[FORWARD] * 8] * 10
     (finding,) = user_code(context := sampled(samples, steps=10))
-    assert finding.title == "_find_and_load, called in main (train.py:42) imports modules"
+    assert finding.title == "_find_and_load, called in main (train.py:42), imports modules"
     assert [*compilation(context), *loading(context), *optimizer(context)] == []
 
 

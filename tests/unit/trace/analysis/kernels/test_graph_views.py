@@ -64,7 +64,7 @@ def test_without_ids_launches_that_ran_the_same_are_one_graph_and_the_view_says_
     assert [(row["graph"], row["launches"], row["top_kernel"]) for row in found.rows()] == [
         (None, 1, "gemm"), (None, 2, "add")
     ]  # fmt: skip
-    assert any("does not say which graph" in note for note in found.notes)
+    assert any("does not record which graph" in note for note in found.notes)
 
 
 def test_a_trace_without_graphs_says_so() -> None:

@@ -182,7 +182,7 @@ def test_an_op_that_is_not_there_is_told_of() -> None:
     from support.trace_files.hta_events import context
 
     result = find_view("frequent_sequences")(context(run("aten::x", 0, "ab", 1)), op="nothing")
-    assert result.notes == ("no event whose name contains 'nothing' launched 3 GPU activities",)
+    assert result.notes == ("no event whose name contains 'nothing' launched 3 or more GPU activities",)
 
 
 @pytest.mark.parametrize("hta", [False, True])
@@ -225,4 +225,4 @@ def test_operations_come_with_module_line_and_share() -> None:
 def test_a_trace_without_hlo_says_so() -> None:
     answer = hlo_ops(Context(traces.trace({"kernel": [{"name": "k", "start": 0, "duration": 1, "hlo": ""}]})))
     assert answer.rows() == []
-    assert list(answer.notes) == ["the trace has no HLO operations: they are recorded in JAX programs"]
+    assert list(answer.notes) == ["the trace has no HLO operations: only JAX programs have them"]

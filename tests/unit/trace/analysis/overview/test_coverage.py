@@ -40,8 +40,8 @@ def test_operators_that_ended_early_are_shares_of_the_time_that_they_cover() -> 
     assert (row["steps"], row["step_us"]) == (20, 10_000)
     assert (row["cpu_exec_pct"], row["other_pct"], row["unrecorded_pct"]) == pytest.approx((69, 31, 80))
     note = (
-        "80 % of the steps' time is unrecorded: a source does not cover it (view validate); shares of the mean step "
-        "are those of the 4 of 20 measured steps that are recorded wholly"
+        "80 % of the steps' time is unrecorded: a source does not cover it (see the view validate); shares of the mean "
+        "step refer to the 4 of 20 measured steps that were recorded completely"
     )
     assert overview(context).notes == (note, "the trace has no GPU activity")
     rows = step_breakdown(context).rows()
@@ -107,7 +107,7 @@ def test_validation_has_the_coverage_of_each_source() -> None:
     assert (row["ok"], row["complete_pct"], row["rows"]) == (False, pytest.approx(20), 24)
     assert found.notes == (
         "torch_ops covers 20 % of the window of 200 ms (7 records were dropped: buffers were full); missing: "
-        "0.04-0.2 s",
+        "40 ms to 200 ms",
     )
     whole = validate(Context(steps_of_ten(2, missing("torch_ops", OPS), recorded=2)))
     assert [row["ok"] for row in whole.rows() if row["part"] == "coverage by torch_ops"] == [True]

@@ -106,7 +106,7 @@ def test_an_unknown_gpu_is_named_and_its_peaks_can_be_given() -> None:
     context = Context(trained(devices=({**H200, "name": "Quadro X"},)))
     found = operator_flops(context)
     assert found.values("peak_tflop_s") == [None, None]
-    assert "does not know the peaks of Quadro X" in found.notes[0]
+    assert "the peak speeds of Quadro X are not known" in found.notes[0]
     given = operator_flops(context, peak=500.0, bandwidth=1000.0)
     assert given.values("peak_tflop_s") == [500, 500]
     assert given.values("bound") == ["arithmetic", "memory"]
@@ -136,9 +136,9 @@ def test_utilization_is_what_the_operations_would_take_at_their_peak() -> None:
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_what_is_no_speed_is_refused(value: float) -> None:
     context = Context(trained())
-    with pytest.raises(ViewError, match="numbers above 0"):
+    with pytest.raises(ViewError, match="must be positive numbers, or 0"):
         operator_flops(context, bandwidth=value)
-    with pytest.raises(ViewError, match="numbers above 0"):
+    with pytest.raises(ViewError, match="must be positive numbers, or 0"):
         flops_utilization(context, peak=value)
 
 

@@ -44,8 +44,8 @@ def test_what_was_requested_is_not_said_to_be_missing_for_want_of_an_option() ->
     asked = {"with_stack": True, "profile_memory": True}
     stacks = covered(("python_function",))
     found = whys(Context(trace(OPS, target=target(options=asked), coverage=(stacks,))))
-    assert found["Python stacks"] == "recorded, but nothing came"
-    assert found["allocations"] == "requested, but nothing came"
+    assert found["Python stacks"] == "its source recorded, but delivered no data"
+    assert found["allocations"] == "requested, but no data was delivered"
 
 
 def test_what_could_not_be_recorded_has_the_reason_and_no_option() -> None:
@@ -70,7 +70,7 @@ def test_what_activities_left_out_was_not_requested_whatever_else_its_source_rec
 def test_what_was_named_in_activities_was_requested() -> None:
     asked = target(activity_types=["cpu_op", "cpu_instant_event"])
     found = whys(Context(trace(OPS, target=asked)))
-    assert found["allocations"] == "requested, but nothing came"
+    assert found["allocations"] == "requested, but no data was delivered"
 
 
 def test_without_activities_the_defaults_were_requested() -> None:
@@ -96,7 +96,7 @@ def test_a_trace_keeps_what_was_requested_and_why_it_lacks_it_in_every_form(tmp_
 
 
 def test_stacks_are_recorded_by_default_so_that_their_absence_does_not_say_that_they_were_not_requested() -> None:
-    assert whys(Context(trace(OPS)))["Python stacks"] == "unknown: the trace does not say why it has none"
+    assert whys(Context(trace(OPS)))["Python stacks"] == "unknown: the trace does not say why it is missing"
     assert whys(Context(trace(OPS, coverage=(covered(OP_TABLES),))))["Python stacks"] == "no source recorded it"
 
 
@@ -106,9 +106,9 @@ def test_a_trace_without_a_gpu_says_so_and_asks_for_nothing() -> None:
     assert found["GPU activities"] == NO_GPU
     assert [row["option"] for row in not_recorded(context).rows() if row["what"] == "GPU activities"] == [None]
     assert "calls of the runtime and driver" not in found  # they matter beside GPU activities
-    assert whys(Context(trace(OPS)))["GPU activities"] == "unknown: the trace does not say why it has none"
+    assert whys(Context(trace(OPS)))["GPU activities"] == "unknown: the trace does not say why it is missing"
     gpus = covered((*GPU_TABLES, *API_TABLES))
-    assert whys(Context(trace(OPS, coverage=(gpus,))))["GPU activities"] == "recorded, but nothing came"
+    assert whys(Context(trace(OPS, coverage=(gpus,))))["GPU activities"] == "its source recorded, but delivered no data"
 
 
 def test_of_another_tool_s_trace_it_is_unknown_what_was_requested() -> None:
@@ -123,7 +123,7 @@ def test_calls_that_were_requested_by_their_vendors_name_are_no_calls_that_were_
     work = {"kernel": [{"start": 0, "duration": 10, "name": "a"}]}
     calls = "calls of the runtime and driver"
     asked = target(activity_types=["kernel", "pebble_runtime"])
-    assert whys(Context(trace(work, target=asked)))[calls] == "requested, but nothing came"
+    assert whys(Context(trace(work, target=asked)))[calls] == "requested, but no data was delivered"
     asked = target(activity_types=["pebble_runtime", "kernel"], not_recorded={"pebble_runtime": "no sign of it"})
     assert whys(Context(trace(work, target=asked)))[calls] == "could not be recorded: no sign of it"
 
@@ -147,10 +147,10 @@ def test_steps_that_were_cut_are_no_missing_marks() -> None:
     cut = step(4, 10, 5)
     cut["args"]["finished"] = False
     (steps,) = (row for row in not_recorded(context([cut])).rows() if row["what"] == "training steps")
-    assert steps["why"] == "none was recorded from beginning to end"
+    assert steps["why"] == "no step was recorded from beginning to end"
     assert steps["option"] == "kinetoctl trace with a longer --duration"
     (steps,) = (row for row in not_recorded(Context(trace(OPS))).rows() if row["what"] == "training steps")
-    assert steps["why"].startswith("the trace has no marks of steps; programs without torch's optimizers call ")
+    assert steps["why"].startswith("the trace has no step marks; without torch's optimizers, call ")
     assert steps["option"] is None
     assert "training steps" not in whys(context([step(3, 0, 10), cut]))
 
@@ -171,12 +171,12 @@ def test_losses_come_first_and_name_the_option_that_avoids_them() -> None:
         )
     ).rows()[:6]
     assert [(row["what"], row["why"]) for row in found] == [
-        ("GPU activities and calls", "recorded from 120 ms after the beginning on"),
-        ("operators", "recorded until 300 ms before the end; kinetoctl captures show says why"),
+        ("GPU activities and calls", "not recorded in the first 120 ms"),
+        ("operators", "not recorded in the last 300 ms; kinetoctl captures show has the reason"),
         ("Python stacks", "7,000 records were dropped: buffers were full"),
         ("records", "10 were dropped: buffers were full"),
         ("records", "2 could not be decoded"),
-        ("the last records", "the daemon ended while they were recorded"),
+        ("the last records", "the daemon ended while they were being recorded"),
     ]
     larger = "kinetoctl trace with a larger --buffer-limit"
     assert [row["option"] for row in found] == [
@@ -202,7 +202,7 @@ def test_of_several_ranks_each_thing_is_told_once() -> None:
     ]
     rows = not_recorded.combine(partials).rows()
     assert [(row["what"], row["why"], row["ranks"]) for row in rows[:2]] == [
-        ("operators", "recorded from 300 ms after the beginning on", "0-1"),
+        ("operators", "not recorded in the first 300 ms", "0-1"),
         ("GPU activities", NO_GPU, "0-2"),
     ]
 
@@ -218,7 +218,7 @@ def test_a_trace_that_lacks_nothing_says_so() -> None:
         "cpu_instant_event": [{"name": "[memory]"}],
     }
     found = not_recorded(Context(trace(rows)))
-    assert (found.rows(), found.notes) == ([], ("nothing that the report uses is missing in the trace",))
+    assert (found.rows(), found.notes) == ([], ("the trace has everything that the report uses",))
 
 
 def test_kinetoctl_trace_has_every_option_that_is_named() -> None:

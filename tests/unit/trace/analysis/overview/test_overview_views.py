@@ -92,7 +92,7 @@ def test_a_trace_without_steps_is_one_part_and_has_no_step_time() -> None:
     result = step_breakdown(Context(traces.trace(rows)))
     assert result.values("step") == ["all", "average"]
     assert result.values("total_us") == [60, 60]
-    assert "shares are those of the whole trace" in result.notes[0]
+    assert "shares refer to the whole trace" in result.notes[0]
     (row,) = overview(Context(traces.trace(rows))).rows()
     assert (row["steps"], row["step_us"], row["kernel_pct"]) == (0, None, pytest.approx(100 / 6))
     plugin = step_breakdown(Context(traces.trace(rows)), compat=Compat.PLUGIN)
@@ -187,7 +187,7 @@ def test_incomplete_steps_are_shown_and_do_not_count_for_the_average() -> None:
         ("average", True, 200),
     ]
     assert result.values("kernel_pct")[-1] == 25
-    note = "incomplete and left out of means, because the recording began or ended in them: step 4, 6"
+    note = "incomplete steps, left out of means because the recording began or ended during them: 4, 6"
     assert result.notes == (note,)
     (row,) = overview(cut_steps(False, True, False)).rows()
     assert (row["steps"], row["step_us"], row["kernel_pct"], row["utilization_pct"]) == (1, 200, 25, 25)
@@ -198,8 +198,8 @@ def test_without_a_complete_step_there_is_no_average_but_a_bound() -> None:
     (row,) = result.rows()
     assert (row["steps"], row["step_us"], row["kernel_pct"]) == (0, None, pytest.approx(100 / 6))
     assert result.notes == (
-        "no step is complete: the recording began or ended in step 4, 5; the longest part recorded is 200 µs, and a "
-        "step takes at least as long; shares are those of the parts recorded",
+        "no step is complete: the recording began or ended during steps 4, 5; a step takes at least 200 µs, the "
+        "longest part recorded; shares refer to the recorded parts",
     )
     assert step_breakdown(cut_steps(False, False)).values("step") == ["4", "5"]
 

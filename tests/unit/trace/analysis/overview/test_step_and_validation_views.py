@@ -52,8 +52,8 @@ def test_arguments_of_a_wrong_type_have_a_row() -> None:
     strange = event("kernel", "a", 0, 1, 0, 7, **{"stream": "seven", "Group size": "8"})
     found = find_view("validate")(context([strange, gpu("b", 3, 1, 2)])).rows()[-2:]
     assert [(row["part"], row["rows"], row["complete_pct"], row["advice"]) for row in found] == [
-        ("kernel: argument stream", 2, 50, "'seven' is not a whole number: it counts as missing"),
-        ("kernel: argument Group size", 2, 50, "'8' is not a whole number: it counts as missing"),
+        ("kernel: argument stream", 2, 50, "'seven' is not a whole number, so it counts as missing"),
+        ("kernel: argument Group size", 2, 50, "'8' is not a whole number, so it counts as missing"),
     ]
 
 

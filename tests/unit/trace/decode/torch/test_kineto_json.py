@@ -238,7 +238,7 @@ def test_callers_that_go_in_a_circle_or_are_missing_end_the_chain() -> None:
 def test_rows_of_other_kinds_are_named() -> None:
     trace, _ = decode(document(row("cuda_sync", "Stream Sync", "1.000", "1.000", '"cbid": 1')))
     assert trace.warnings == (
-        "rows of torch's profiler that are not operators, annotations or Python calls are left out: 1 cuda_sync",
+        "left out rows of torch's profiler that are not operators, annotations or Python calls: 1 cuda_sync",
     )
 
 

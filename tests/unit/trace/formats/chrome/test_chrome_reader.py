@@ -320,7 +320,7 @@ def read(*rows: str, end: str = "]}") -> Trace:
         (b"{}", "it is an empty object"),
         (b'{"a":1,"b":[]}', "it has no traceEvents list; its members are a, b"),
         (b'{"traceEvents":null}', "it has no traceEvents list; its members are traceEvents"),
-        (b"[1,2]", "items in the list of events that are not events are left out: 2, at bytes 1, 3"),
+        (b"[1,2]", "skipped 2 entries of the event list, at bytes 1, 3: not events"),
         (b'[{"a":1}]', "it is a list of objects that are not events"),
         (b'[{"ph":"X"', "the file is truncated in the middle of an event: 0 events were read"),
         (gzip.compress(b"[" + GOOD.encode(), mtime=0)[:40], "the compressed file is truncated"),
@@ -399,21 +399,19 @@ def test_what_follows_damage_at_the_end_is_not_lost() -> None:
 def test_an_event_whose_arguments_cannot_be_read_loses_only_these() -> None:
     trace = read(GOOD.replace('"External id":5', '"External id":5,"x":@@@'), named("b"))
     assert names(trace, "cpu_op") == ["good", "b"]
-    assert trace.notes == (
-        "1 event at byte 16 lost the arguments, which could not be read: there is no JSON value where one must be",
-    )
+    assert trace.notes == ("the arguments of 1 event at byte 16 could not be read: a JSON value is missing",)
 
 
 def test_each_of_many_such_events_in_a_row_is_read() -> None:
     damaged = [named(text).replace('"External id":5', '"x":@@@') for text in "abc"]
     trace = read(*damaged, named("d"))
     assert names(trace, "cpu_op") == ["a", "b", "c", "d"]
-    assert trace.notes[0].startswith("3 events at bytes ")
+    assert trace.notes[0].startswith("the arguments of 3 events at bytes ")
 
 
 def test_items_that_are_no_events_are_counted() -> None:
     trace = read(GOOD, "null", "[1,2]")
-    assert trace.notes == ("items in the list of events that are not events are left out: 2, at bytes 115, 121",)
+    assert trace.notes == ("skipped 2 entries of the event list, at bytes 115, 121: not events",)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +429,7 @@ def test_items_that_are_no_events_are_counted() -> None:
 def test_names_that_are_no_json_are_mended(name: str, meant: str) -> None:
     trace = read(GOOD, named(name), GOOD)
     assert names(trace, "cpu_op") == ["good", meant, "good"]
-    assert trace.notes == ("1 event is no valid JSON (quotes, escapes, words): mended",)
+    assert trace.notes == ("1 event is not valid JSON (quotes, escapes, words): repaired",)
     assert trace.losses.undecoded == 0
 
 
@@ -470,7 +468,7 @@ def test_bytes_that_are_no_utf8_become_replacement_characters() -> None:
 
 def test_an_odd_base_is_told_of() -> None:
     trace = read(GOOD, end='],"baseTimeNanoseconds":"soon"}')
-    assert trace.notes == ("baseTimeNanoseconds is soon: times are as the events have them",)
+    assert trace.notes == ("baseTimeNanoseconds is soon, so it is ignored: times are those in the events",)
     assert trace.table("cpu_op")["start"].tolist() == [1500]
 
 
@@ -490,7 +488,7 @@ def test_what_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_head_of_very_many_members_is_given_up() -> None:
     members = "".join(f'"k{n}":0,' for n in range(MAX_HEAD_BYTES // MEMBER_BYTES + 1))
-    with pytest.raises(FileError, match=r"is not a trace: too much of it is not events \(\d+ members\)"):
+    with pytest.raises(FileError, match=r"is not a trace: too much data outside events \(\d+ members\)"):
         load("{" + members + '"traceEvents":[' + GOOD + "]}")
 
 
@@ -499,5 +497,5 @@ def test_what_takes_more_memory_than_is_free_is_an_error_before_it_is_taken(monk
     monkeypatch.setattr(quantities, "free_memory", lambda: KEPT_FREE_BYTES + piece)
     assert names(read(GOOD), "cpu_op") == ["good"]
     monkeypatch.setattr(quantities, "free_memory", lambda: KEPT_FREE_BYTES + piece - 1)
-    with pytest.raises(MemoryError, match=r"trace\.json needs 4 MiB of memory more; 260 MiB are free"):
+    with pytest.raises(MemoryError, match=r"trace\.json needs another 4 MiB of memory, but only 260 MiB are free"):
         read(GOOD)

@@ -125,16 +125,16 @@ def test_track_events_of_other_programs_are_read_with_a_note() -> None:
     assert found.strings[op["inputs"][0]] == '"where":{"rank":3,"on":true},"sizes":[1,18446744073709551615]'
     assert [row["name"] for row in rows(found, "other")] == ["mark", "thread_name"]
     assert found.notes == (
-        "the Perfetto trace is from another program: its times are those of the clock of its track events",
+        "the Perfetto trace was written by another program: its times are in the clock of its track events",
     )
 
 
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        (packet(number(8, 5)), "t.pftrace is not a trace that can be read: 1 packets, none of which is a track event"),
-        (b"\x0a", "is not a trace that can be read: 0 packets"),
-        (b"", "is not a trace that can be read: 0 packets"),
+        (packet(number(8, 5)), "cannot read .*t.pftrace: it has 1 packet, but no track event"),
+        (b"\x0a", "it has 0 packets, but no track event"),
+        (b"", "it has 0 packets, but no track event"),
     ],
 )
 def test_files_without_track_events_are_refused(content: bytes, error: str) -> None:
@@ -149,7 +149,7 @@ def test_what_a_cut_off_file_lacks_is_told() -> None:
     assert found.table("cpu_op")["duration"].tolist() == [500]
     assert found.notes[:2] == (
         f"the file is truncated in the middle of a packet, at byte {last}",
-        "1 slices have no end in the file and end with the last event",
+        "slices without an end in the file, shown up to the last event: 1",
     )
 
 
@@ -165,8 +165,8 @@ def test_ends_without_beginning_and_lost_names_are_counted() -> None:
     nameless = packet(number(8, 9_000), number(10, 1), data(11, number(9, 3) + number(11, 5) + number(10, 77)))
     found = read(end + foreign() + nameless)
     assert found.notes[:2] == (
-        "1 ends of slices have no begin in the file and are left out",
-        "1 names or times refer to data that is not in the file and are shown as ?",
+        "left out slice ends without a begin in the file: 1",
+        "names or times that refer to data missing from the file, shown as ?: 1",
     )
     assert rows(found, "other")[-1]["name"] == "?"
 

@@ -38,7 +38,7 @@ def test_arrows_that_were_drawn_for_the_viewer_are_not_in_the_trace(tmp_path: Pa
     work = event("kernel", "k", 20, 5, args={"correlation": 7, "device": 0, "stream": 1})
     path = tmp_path / "trace.pftrace"
     told = export_trace(load_events(call, work), path)
-    assert told.notes == ("the file has no arrows: 1 are drawn by correlation and sequence numbers",)
+    assert told.notes == ("the file has no arrows: 1 were added by correlation and sequence numbers",)
     assert len(load_perfetto(path).table("flow")) == 0
 
 
@@ -47,7 +47,7 @@ def test_damaged_rows_are_told(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + rows_packet(b"no zlib") + rows_packet(zlib.compress(b'{"ph":"M"}')))
     trace = load_perfetto(path)
     assert len(trace.table("other")) == 1
-    assert any("damaged and not read" in note for note in trace.notes)
+    assert any("damaged and were not read" in note for note in trace.notes)
 
 
 def test_unpacking_takes_little_memory_at_a_time() -> None:
