@@ -263,7 +263,7 @@ class Denied(CliError):
 class NeedsRoot(Denied):
     """The kernel lets only root trace the process. command: the caller's."""
 
-    help_text = ""
+    help_text = "`kinetoctl host install`, run by root, sets up a daemon that traces for all users of this host."
 
     def __init__(self, error: Denied, command: str) -> None:
         super().__init__(f"{error}\nRoot can trace it: {command}", reason_code=error.reason_code)

@@ -75,7 +75,7 @@ NATIVE_TARGETS = (
         sources=("codec/longest_paths.c",),
     ),
     NativeTarget(
-        name="walk", door="records with a declared schema: where each begins, in any framing", folder=SERVICE,
+        name="walk", door="records with a declared schema: where each one begins, in any framing", folder=SERVICE,
         sources=("codec/walk_records.c", "codec/spill.c"),
     ),
     NativeTarget(
@@ -83,7 +83,7 @@ NATIVE_TARGETS = (
         sources=("codec/spill.c",),
     ),
     NativeTarget(
-        name="serve", door="packets of a daemon to the collector in a process without Python", folder=AGENT,
+        name="serve", door="packets from a daemon to the collector in a process without Python", folder=AGENT,
         fake_cupti=True,
     ),
     NativeTarget(
@@ -96,21 +96,21 @@ _SERVICE, _TRACE = ("kinetod",), ("kineto_trace",)
 _PROCESSES = "processes"  # what a hostile process shows
 PYTHON_TARGETS = (
     PythonTarget(
-        name="link_frame", door="frames of agents and daemons, and what each makes of them",
+        name="link_frame", door="frames of agents and daemons, and how the other side handles them",
         packages=("kineto_agent", "kinetod"),
     ),
     PythonTarget(name="plugin_bundle", door="plug-ins that a daemon sends to an agent", packages=("kineto_agent",)),
     PythonTarget(name="arena", door="shared memory that a target hands over", packages=_SERVICE),
     PythonTarget(
-        name="spool", door="target.json and raw records of every source through the decoder", packages=_TRACE,
+        name="spool", door="target.json and raw records of every source, through the decoder", packages=_TRACE,
         longest=60_000, memory_mb=LONG_RUN_MB,
     ),
-    PythonTarget(name="decoder_answer", door="what a decoder that was taken over answers", packages=_SERVICE),
-    PythonTarget(name="trace_file", door="trace files of every form, plain and compressed, as they are opened",
+    PythonTarget(name="decoder_answer", door="answers of a decoder that was taken over", packages=_SERVICE),
+    PythonTarget(name="trace_file", door="opening trace files of every format, plain and compressed",
                  packages=_TRACE),
-    PythonTarget(name="chrome_again", door="Chrome traces: what is read is written as JSON and reads back the same",
+    PythonTarget(name="chrome_again", door="Chrome traces: read, written as JSON, and read back the same",
                  packages=_TRACE, memory_mb=LONG_RUN_MB),
-    PythonTarget(name="columns", door="stored traces: trace.json, Parquet, texts", packages=_TRACE, longest=60_000),
+    PythonTarget(name="columns", door="stored traces: trace.json, Parquet, strings", packages=_TRACE, longest=60_000),
     PythonTarget(name="manifest", door="manifests of uploaded captures, and reports of their hosts' clocks",
                  packages=_TRACE),
     PythonTarget(name="requests", door="gRPC requests: captures, selectors, labels", packages=_SERVICE),
@@ -119,7 +119,7 @@ PYTHON_TARGETS = (
     PythonTarget(name="helper_messages", door="messages between front end and attach helper, both ways",
                  packages=_SERVICE),
     PythonTarget(name="attach_policy", door="attach.toml", packages=_SERVICE),
-    PythonTarget(name="config", door="config.toml and variables of the environment", packages=_SERVICE),
+    PythonTarget(name="config", door="config.toml and environment variables", packages=_SERVICE),
     PythonTarget(name="proc", door="/proc of a hostile process: status, stat, maps, cgroup, environ, cmdline, auxv",
                  packages=_SERVICE, folder=_PROCESSES),
     PythonTarget(name="image", door="ELF images in the memory of a hostile process", packages=_SERVICE,
@@ -138,9 +138,9 @@ PYTHON_TARGETS = (
     ),
     PythonTarget(name="receiver", door="answers of webhooks' receivers, as HTTP", packages=_SERVICE),
     PythonTarget(
-        name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),
+        name="daemon_answer", door="strings of another host's daemon, as kinetoctl shows it", packages=("kinetoctl",),
     ),
-    PythonTarget(name="words", door="libkineto.conf, values of options, texts for the terminal",
+    PythonTarget(name="words", door="libkineto.conf, option values, strings for the terminal",
                  packages=("kinetoctl", "kineto_trace", "kineto_protos")),
 )  # fmt: skip
 TARGETS: tuple[Target, ...] = (*NATIVE_TARGETS, *PYTHON_TARGETS)

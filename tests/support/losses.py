@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-_MISSING = r"(samples|readings) of [\d.]+ [mµn]?s are missing, in \d+ places?"
+_MISSING = r"[\d.]+ [mµn]?s of (samples|readings) are missing, in \d+ places?"
 _DROPPED = r"\d+ samples? (was|were) dropped because they were not stored fast enough"
 _AT_AN_END = r"samples of the (first|last) [\d.]+ \w+ are missing"
 LOST = re.compile(

@@ -255,7 +255,7 @@ _PROBLEMS = (
         "a server other than kinetod answers there",
         "check the port",
     ),
-    _Problem(r"timed? ?out|Timeout|Deadline", "it is not responding", "check the host, the port and firewalls"),
+    _Problem(r"timed? ?out|Timeout|Deadline", "it did not answer", "check the host, the port and firewalls"),
 )
 _CLOSED = r"Socket closed|Connection reset|Broken pipe|EOF|GOAWAY"
 

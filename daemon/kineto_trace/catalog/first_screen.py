@@ -55,7 +55,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ShortAnswer:
     """Where the time of a capture went.
 
     verdict: in a sentence, with what to change.
@@ -127,7 +127,7 @@ def first_screen(results: Collection[Result], traces: int) -> FirstScreen:
     )
 
 
-def answer(paths: Sequence[Path]) -> Answer:
+def answer(paths: Sequence[Path]) -> ShortAnswer:
     """Returns the answer about the traces of one capture. Reads one after the other in this process.
 
     Raises FileError, TraceError.
@@ -135,7 +135,7 @@ def answer(paths: Sequence[Path]) -> Answer:
     sources = sources_of(paths)
     requests = first_requests(len(sources))
     found = first_screen(run_views(requests, sources, executor=SameProcess()), len(sources))
-    return Answer(verdict=found.verdict, cause=found.cause)
+    return ShortAnswer(verdict=found.verdict, cause=found.cause)
 
 
 def _cause_first(result: Result) -> Result:

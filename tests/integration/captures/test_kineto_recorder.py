@@ -154,7 +154,7 @@ def test_an_empty_trace_is_of_a_program_that_does_not_train_yet(stub: ProfilerSt
     [
         (trace_text(1), "has the trace id '1' instead of"),
         ('{"traceEvents": []}', "has no trace id"),
-        ('{"schemaVersion": 1, "traceEvents": [' + json.dumps(event("aten::mm", 1.0, 2.0)), "is not whole"),
+        ('{"schemaVersion": 1, "traceEvents": [' + json.dumps(event("aten::mm", 1.0, 2.0)), "is incomplete"),
         ("", "is empty"),
         ("no trace", "does not begin like a libkineto trace"),
     ],

@@ -156,5 +156,5 @@ def test_a_trace_by_libkineto_has_the_counters_of_the_only_gpu_and_others_are_no
             host.is_on(os.getpid(), 0)
             capture, target = recorded(host, kineto, (0, 1))
             assert target.verdict == pb.VERDICT_DONE
-            assert sum("does not say which of its devices that is" in text for text in target.warnings) == 2
+            assert sum("does not say which of them this is" in text for text in target.warnings) == 2
             assert samples(host, capture, os.getpid()) == 0

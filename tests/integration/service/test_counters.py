@@ -72,7 +72,7 @@ def test_gpus_of_two_vendors_are_listed_and_watched_together(fake: FakePmSamplin
     variables = {"KINETOD_COUNTERS_LIBRARY": str(fake.library), "KINETOD_COUNTERS_SOCKET": "", **played.environ()}
     with played.alive(), running_daemon(environ={**fake.environ, **variables}) as daemon:
         listed = run_process(["counters", "list"], daemon.client_environ())
-        assert listed.code == 0 and "By cupti (130001), amdgpu (" in listed.stderr
+        assert listed.code == 0 and "Sampled by cupti (130001), amdgpu (" in listed.stderr
         rows = [line.split() for line in listed.stdout.splitlines()]
         assert [(row[0], "gfx942" in row) for row in rows[1:]] == [
             ("0", False), ("1", False), ("2", True), ("3", True),

@@ -57,7 +57,7 @@ def test_a_program_that_no_longer_steps_is_told_by_doctor_and_ps(daemon: Daemon)
             lambda: [check for check in diagnose(daemon, pid).checks if check.name == "steps"], "it no longer steps"
         )
         assert checks[0].detail.startswith("no step for ")
-        assert checks[0].advice == f"`kinetoctl stacks {pid}` shows where it stands"
+        assert checks[0].advice == f"`kinetoctl stacks {pid}` shows where it is waiting"
         assert "none for " in run_process(["ps", "--pid", str(pid)], environ).stdout
 
 

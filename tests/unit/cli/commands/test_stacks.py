@@ -9,7 +9,6 @@ import grpc
 import pytest
 import yaml
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl import commands
 from kinetoctl.base.own_daemon import OwnDaemon
 from support.service import stacks
 from support.service.cli import Run
@@ -150,7 +149,7 @@ def test_what_a_daemon_of_the_commands_own_cannot_read_is_told_with_roots_comman
     reason = "the kernel does not let this daemon read it: that needs root or CAP_SYS_PTRACE"
     server.profiler.stacks = [[read(None, 1, world=2, reason=reason)]]
     (tmp_path / "kinetod.sock").symlink_to(server.address.removeprefix("unix:"))
-    monkeypatch.setattr(commands.stacks, "reachable_daemon", lambda _settings, _say: OwnDaemon(tmp_path))
+    monkeypatch.setattr("kinetoctl.commands.stacks.reachable_daemon", lambda _settings, _say: OwnDaemon(tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: uid)
     monkeypatch.setattr("sys.argv", ["kinetoctl", "stacks", "7"])
     result = run("stacks", "7")

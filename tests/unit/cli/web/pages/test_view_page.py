@@ -124,7 +124,7 @@ def test_two_flame_graphs_of_modules_are_compared_by_module(browser: Browser, id
 
 
 def test_a_trace_without_modules_says_what_records_them(browser: Browser, ids: list[str]) -> None:
-    assert "record with with_modules=True" in browser.shown(f"/c/{ids[3]}/flame?of=modules").text
+    assert "record it with with_modules=True" in browser.shown(f"/c/{ids[3]}/flame?of=modules").text
 
 
 def test_what_a_page_draws_does_not_change_the_values_behind_it(browser: Browser, ids: list[str]) -> None:
