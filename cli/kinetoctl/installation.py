@@ -416,7 +416,7 @@ def unit(name: str, programs: Path) -> bytes:
     text = data(f"systemd/{name}").decode()
     if re.search(r"[\s%\"'\\$]", str(programs)):
         raise UsageProblem(
-            f"--programs: {str(programs)!r} has blanks or special characters, which a systemd unit cannot contain"
+            f"--programs: {str(programs)!r} contains spaces or special characters, which a systemd unit rejects"
         )
     text = text.replace(f"{DEFAULT_PROGRAMS}/", f"{programs}/")
     return text.replace(f"file:{DEFAULT_PROGRAMS.parent}/share", f"file:{programs.parent}/share").encode()

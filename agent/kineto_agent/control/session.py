@@ -187,8 +187,8 @@ def _not_reached(capture: _Capture, event: Tick) -> Tuple[str, str]:
     if not event.stepped_ns:
         return "NEVER_STEPPED", NEVER_STEPPED
     return "ITERATIONS_NOT_REACHED", (
-        "no iteration began for %g s (wanted: %d from %d on): the program is evaluating, saving, hanging or past its "
-        "loop; try again once it steps, or ask for a duration"
+        "no iteration began for %g s (requested: %d, starting at iteration %d): the program may be evaluating, saving, "
+        "hung or done with its loop; try again while it trains, or request a duration"
         % (capture.patience_ns / _S, capture.request.iterations or 0, capture.start_iteration)
     )
 

@@ -125,7 +125,7 @@ def end_with(daemon: OwnDaemon, outcome: Outcome) -> None:
     if outcome.problems:
         daemon.keeps_folder = True
         state = daemon.folder / "state"
-        say(f"This command's daemon is stopping; to serve its store again: kinetod --state-dir {state}", err=True)
+        say(f"To download the missing files later, start their daemon again: kinetod --state-dir {state}", err=True)
     if os.geteuid() and any(target.reason_code == NOT_PERMITTED for target in outcome.capture.targets):
         say(f"Root can trace it: {command_of_root()}", err=True)
 

@@ -29,7 +29,7 @@ from kineto_trace.model.trace import GPU_TABLES, NO_ROW, NO_STRING, Trace
 KNOWN = "known from the capture"
 NOT_SEEN = "not known: the agent saw no capture of a CUDA graph"
 DIFFERENT = "not known: no captured graph has these nodes"
-CHANGED = "not known: the graph was changed while it was replayed"
+CHANGED = "not known: the graph was changed between replays"
 AMBIGUOUS = "not known: captured graphs with these nodes differ in their operators"
 
 CAPTURED_OP = "captured_op"

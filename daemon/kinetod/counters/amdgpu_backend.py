@@ -559,7 +559,7 @@ def gpu_table(folder: Path) -> MetricsTable:
 def checked_table(folder: Path) -> MetricsTable:
     """The table of a GPU that can be measured. Raises CounterError."""
     if is_asleep(folder):
-        reason = "the GPU is suspended, and reading its counters would wake it; start the program first"
+        reason = "the GPU is suspended, and reading its counters would wake it; first start a program that uses it"
         raise CounterError(CounterCode.UNAVAILABLE, reason)
     try:
         table = gpu_table(folder)

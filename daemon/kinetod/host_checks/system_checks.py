@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.quantities import format_duration, times
 
 from kinetod.attach.attach_types import Finding, Status
 from kinetod.base.libc import LIBC
@@ -94,7 +94,7 @@ def _unit(name: str, state: Mapping[str, str], question: CheckQuestion) -> Findi
         return Finding(name, Status.NOTE, f"{active}, but is not started at boot", f"`systemctl enable {name}`")
     restarts = state.get("NRestarts", "0")
     if name == SERVICE and restarts not in ("0", ""):
-        return Finding(name, Status.NOTE, f"{active}, automatic restarts since it was started: {restarts}", look)
+        return Finding(name, Status.NOTE, f"{active}; systemd has restarted it {times(int(restarts), 'time')}", look)
     return Finding(name, Status.OK, active)
 
 

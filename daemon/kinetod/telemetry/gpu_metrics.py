@@ -177,7 +177,7 @@ def _families(labelled: Sequence[tuple[GpuState, list[str]]]) -> Iterable[Metric
     )
     xid = CounterMetricFamily(
         "kineto_gpu_xid_errors",
-        "Errors reported by the driver since kinetod began to watch it.",
+        "Errors reported by the driver since kinetod began to monitor the GPU.",
         labels=(*LABELS, "xid"),
     )
     for gpu, labels in labelled:

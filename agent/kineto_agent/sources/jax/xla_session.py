@@ -182,8 +182,8 @@ class XlaSession:
         if not missing_ns:
             return ""
         return (
-            "JAX's profiler recorded in %d pieces, to limit the memory that the process needs: %.2f s are missing; ask "
-            "for a shorter capture or a larger buffer limit" % (self._count, missing_ns / 1e9)
+            "to limit memory use, JAX's profiler recorded in %d pieces, and %.2f s between them are missing; request a "
+            "shorter capture or a larger buffer limit" % (self._count, missing_ns / 1e9)
         )
 
     # ------------------------------------------------------------ under the guard's lock

@@ -55,7 +55,7 @@ class PythonCallsSource:
         said = _NOT_EXACT if options.get("stack_trace") else _NO_MODULES
         kind = _unknown_build()
         if kind:
-            return said % ("this is %s, whose objects are laid out differently" % kind)
+            return said % ("this is %s, whose objects have another layout" % kind)
         try:
             from kineto_agent.sources.python import tracer_binding  # ctypes: only where it is needed
 

@@ -299,7 +299,7 @@ def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int,
     yield from _code_differences(numbers, sys._getframe(1).f_code)
     for text in _TEXTS:
         if sampler.read_text(text) != text:
-            yield "strings are stored differently"
+            yield "strings are not stored as expected"
 
 
 def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:
@@ -312,13 +312,13 @@ def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:
         (numbers.code_lines, lines),
     ):
         if _word(code, offset) != id(thing):
-            yield "a code object is laid out differently"
+            yield "code objects do not have the expected layout"
     if _bytes(code, numbers.code_first_line, 4) != code.co_firstlineno.to_bytes(4, sys.byteorder):
-        yield "a code object has its first line elsewhere"
+        yield "code objects have their first line elsewhere"
     if _bytes(lines, numbers.bytes_value, len(lines)) != lines or _word(lines, numbers.object_size) != len(lines):
-        yield "bytes are stored differently"
+        yield "bytes are not stored as expected"
     if numbers.frames == FRAME_OBJECTS and _word(sys._getframe(), numbers.object_type) != id(FrameType):
-        yield "a frame is laid out differently"
+        yield "frames do not have the expected layout"
 
 
 def _bytes(thing: object, offset: int, size: int) -> bytes:

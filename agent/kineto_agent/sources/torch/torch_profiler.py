@@ -210,8 +210,8 @@ class TorchProfilerSession:
         if self._recorder.keeps_the_gil or not self._missing_ns:
             return ""
         return (
-            "torch's profiler recorded in %d pieces, to limit the memory that the process needs: %.2f s are "
-            "missing; ask for a shorter capture or a larger buffer limit" % (len(self._times), self._missing_ns / 1e9)
+            "to limit memory use, torch's profiler recorded in %d pieces, and %.2f s between them are missing; request "
+            "a shorter capture or a larger buffer limit" % (len(self._times), self._missing_ns / 1e9)
         )
 
     def _outcome_metadata(self) -> Dict[str, Any]:

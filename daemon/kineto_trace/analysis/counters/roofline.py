@@ -318,7 +318,7 @@ def _by_activity(context: Context, values: dict[tuple[int, int], float]) -> Floa
         ("dram_pct", "float", "%", "use of the memory, as a share of its peak"),
         ("dram_error_pct", "float", "%", "95 % interval of dram_pct, plus or minus, in points"),
         ("dram_gb_s", "float", "GB/s", "rate of bytes read and written: counted, or else dram_pct of the peak"),
-        ("peak_gb_s", "float", "GB/s", "peak of this GPU's memory, from its data sheet"),
+        ("peak_gb_s", "float", "GB/s", "peak memory bandwidth of this GPU, from its data sheet"),
         ("tensor_pct", "float", "%", "use of the tensor pipe, as a share of its peak"),
         ("cores_pct", "float", "%", "use of ordinary cores: FMA pipe or instructions, whichever is larger"),
         ("compute_pct", "float", "%", "the larger of tensor_pct and cores_pct"),

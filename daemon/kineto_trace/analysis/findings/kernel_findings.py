@@ -255,8 +255,8 @@ def compute_bound(context: Context) -> Iterator[Finding]:
         saving=_time(context, chosen) * HALF,
         advice=f"They run about as fast as their precision allows, and a narrower type has twice the peak: {advice} "
         "Otherwise, only fewer operations help.",
-        use=f"measured at {mean_use(context, 'tensor', chosen):.3g} % of the tensor pipe and "
-        f"{mean_use(context, 'dram', chosen):.3g} % of DRAM's peak; the saving assumes a type of half the width, which "
+        use=f"measured at {mean_use(context, 'tensor', chosen):.3g} % of the tensor pipe's peak and "
+        f"{mean_use(context, 'dram', chosen):.3g} % of DRAM's peak; the saving assumes a data type half as wide, which "
         "not every model tolerates",
     )
 

@@ -160,7 +160,7 @@ def _gpus(facts: RecommendationFacts) -> list[Recommendation]:
         )
     if facts.tensor_devices and facts.use.eligible_share > 0:
         listed = ", ".join(str(device) for device in facts.tensor_devices)
-        evidence = f"operators' kernel time could use tensor cores; no kernel does on GPU {listed}"
+        evidence = f"operators' kernel time could use tensor cores, but no kernel on GPU {listed} uses them"
         found.append(_share("tensor_cores", facts.use.eligible_share, 0, evidence))
     return found
 

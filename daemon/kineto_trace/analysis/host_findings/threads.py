@@ -228,7 +228,7 @@ def processors(context: Context) -> Iterator[Finding]:
         saving_ns=int(weight),
         advice=_advice(busy, cores),
         evidence=f"{per_step(context, weight)}; it had work in {100 * ready:.0f} % of {own.samples} samples, but ran "
-        f"only {100 * had:.0f} % of the time; {times(len(busy), 'busy thread')} shared {cores:.1f} cores",
+        f"only {100 * had:.0f} % of the time; {times(len(busy), 'busy thread')} used {cores:.1f} cores in all",
         where=f"thread {context.trace.target.threads.get(own.thread, own.thread)}",
     )
 

@@ -518,10 +518,12 @@ def seccomp(subject: Subject) -> Finding:
     except SeccompError as exc:
         return _problem(name, refuse, f"{count}, one of which cannot be evaluated: {exc}", START_WITH_AGENT)
     if not calls:
-        return Finding(name, Status.OK, f"{count}, which allow everything the agent does")
+        return Finding(name, Status.OK, f"{count} that let everything through that the agent does")
     deadly = any(call.action.kind in DEADLY for call in calls)
     named = ", ".join(map(str, calls[:_MAX_CALLS_NAMED])) + (" and more" if len(calls) > _MAX_CALLS_NAMED else "")
-    detail = f"{count}, which forbid calls the agent makes{' and kill the process for them' if deadly else ''}: {named}"
+    detail = (
+        f"{count} blocking calls that the agent makes{', and killing the process for them' if deadly else ''}: {named}"
+    )
     return _problem(name, refuse, detail, "allow these system calls in its sandbox or container profile")
 
 

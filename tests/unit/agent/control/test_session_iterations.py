@@ -138,7 +138,7 @@ def test_a_loop_that_has_ended_is_waited_for_no_longer_than_a_minute() -> None:
     assert session.state is WAIT
     end = conclusion(session.handle(Tick(NOW + NO_STEP_NS, NOW - 9 * S)))
     assert (end.outcome, end.reason_code) == ("failed", "ITERATIONS_NOT_REACHED")
-    assert end.reason.startswith("no iteration began for 60 s (wanted: 3 from 100 on)")
+    assert end.reason.startswith("no iteration began for 60 s (requested: 3, starting at iteration 100)")
 
 
 def test_a_slow_loop_gets_the_time_of_twenty_iterations_more() -> None:

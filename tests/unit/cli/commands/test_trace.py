@@ -594,5 +594,5 @@ def test_what_could_not_be_downloaded_stays_where_its_daemon_had_it(
     assert daemon.keeps_folder
     assert (
         capsys.readouterr().err
-        == f"This command's daemon is stopping; to serve its store again: kinetod --state-dir {tmp_path}/state\n"
+        == f"To download the missing files later, start their daemon again: kinetod --state-dir {tmp_path}/state\n"
     )

@@ -70,7 +70,7 @@ def test_a_writer_that_nobody_has_enabled_is_in_order_and_one_that_failed_is_not
             "NRestarts=3\nMainPID=77",
             "kinetod.service",
             Status.NOTE,
-            "automatic restarts since it was started: 3",
+            "; systemd has restarted it 3 times",
         ),
         ("MainPID=77", "MainPID=78", "kinetod.service", Status.NOTE, "but the daemon that is answering has pid 77"),
         ("UnitFileState=enabled", "UnitFileState=disabled", "kinetod.service", Status.NOTE, "is not started at boot"),

@@ -452,7 +452,10 @@ def test_a_filter_that_kills_for_a_call_of_ours_is_refused_and_the_process_goes_
         host.ask("install", program=all_but({SOCKETPAIR: KILL_PROCESS}).hex())
         error = refusal(host.pid)
         assert error.code is AttachCode.SECCOMP
-        assert "forbid calls the agent makes and kill the process for them: socketpair (KILL_PROCESS)" in error.reason
+        assert (
+            "blocking calls that the agent makes, and killing the process for them: socketpair (KILL_PROCESS)"
+            in error.reason
+        )
         assert host.ask("nothing") is True
 
 
