@@ -196,7 +196,7 @@ def test_a_program_without_steps_refuses_iterations_and_takes_the_duration_inste
         refused = program.ended(program.create(iterations=pb.IterationWindow(count=5)))
         assert (refused.verdict, refused.reason_code) == (pb.VERDICT_FAILED, "NOT_TAKEN")
         target, trace = program.traced(iterations=pb.IterationWindow(count=5), or_duration_ns=SECOND_NS // 2)
-        assert "libkineto does not say which" in target.warnings[0]
+        assert "libkineto does not report which" in target.warnings[0]
         assert steps(trace) == 0
 
 

@@ -122,7 +122,7 @@ print(json.dumps({
 """
     )
     assert found["pieces"] == found["gaps"] + 1 > 1
-    assert "are missing; ask for a shorter capture or a larger buffer limit" in found["incomplete"]
+    assert "are missing; request a shorter capture or a larger buffer limit" in found["incomplete"]
 
 
 def test_a_forked_child_lives_and_dies_without_the_session() -> None:
