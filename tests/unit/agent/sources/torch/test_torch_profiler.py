@@ -211,7 +211,7 @@ while session._recorder.on:
         x + x
     time.sleep(0.001)
 outcome, data = recording.stop()
-missing = float(re.search(r"([0-9.]+) s are", outcome.incomplete)[1])
+missing = float(re.search(r"([0-9.]+) s between", outcome.incomplete)[1])
 print(json.dumps({"missing": missing, "length": length[0]}))
 """
     found = run(plan, tmp_path)
