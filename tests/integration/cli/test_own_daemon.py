@@ -94,6 +94,6 @@ def test_a_trace_that_does_not_fit_here_stays_with_what_the_daemon_had(pid: int,
         fill(out)
         result = run_process(["trace", str(pid), "--duration", "1s", "-q", "--output-dir", str(out)], environ)
     assert (result.code, "is full" in result.stderr) == (5, True), result
-    kept = re.search(r"to serve its store again: kinetod --state-dir (\S+)", result.stderr)
+    kept = re.search(r"start their daemon again: kinetod --state-dir (\S+)", result.stderr)
     assert kept is not None, result
     assert [path.name for path in Path(kept[1]).rglob("*.json.gz")]
