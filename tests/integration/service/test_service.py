@@ -150,7 +150,7 @@ def test_a_daemon_whose_terminal_is_closed_stops(tmp_path: Path) -> None:
     )
     os.close(terminal)
     seen = b""
-    while b"serves on" not in seen:
+    while b"is listening on" not in seen:
         seen += os.read(keeper, 4096)
     process.send_signal(signal.SIGHUP)
     while b"configuration was reloaded" not in seen:
