@@ -55,18 +55,6 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShortAnswer:
-    """Where the time of a capture went.
-
-    verdict: in a sentence, with what to change.
-    cause: what the sentence names, in a few words for a list.
-    """
-
-    verdict: str
-    cause: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstScreen:
     """What a reader sees first.
 
@@ -127,15 +115,14 @@ def first_screen(results: Collection[Result], traces: int) -> FirstScreen:
     )
 
 
-def answer(paths: Sequence[Path]) -> ShortAnswer:
-    """Returns the answer about the traces of one capture. Reads one after the other in this process.
+def first_screen_of(paths: Sequence[Path]) -> FirstScreen:
+    """Makes the first screen of the traces of one capture. Reads one after the other in this process.
 
     Raises FileError, TraceError.
     """
     sources = sources_of(paths)
     requests = first_requests(len(sources))
-    found = first_screen(run_views(requests, sources, executor=SameProcess()), len(sources))
-    return ShortAnswer(verdict=found.verdict, cause=found.cause)
+    return first_screen(run_views(requests, sources, executor=SameProcess()), len(sources))
 
 
 def _cause_first(result: Result) -> Result:

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +72,10 @@ def _answer(line: str) -> dict[str, Any]:
 
 def _about(folders: Sequence[str]) -> dict[str, str]:
     """Returns the answer about these targets. Raises FileError, TraceError."""
-    from kineto_trace.catalog.first_screen import answer  # 200 ms and 40 MB that a decoder does without
+    from kineto_trace.catalog.first_screen import first_screen_of  # 200 ms and 40 MB that a decoder does without
 
-    return asdict(answer([Path(folder) for folder in folders]))
+    found = first_screen_of([Path(folder) for folder in folders])
+    return {"verdict": found.verdict, "cause": found.cause}
 
 
 def convert_a_sample() -> None:

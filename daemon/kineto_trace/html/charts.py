@@ -321,7 +321,7 @@ def _plot(drawn: Markup, ticks: Sequence[float], span: tuple[float, float], capt
     )
     below = Markup("").join(
         Markup('<text x="{}%" y="14">{}</text>').format(_place(100 * tick / (last - first)), figure(first + tick))
-        for tick in _ticks(last - first, within=True)
+        for tick in ticks_between(0.0, last - first)
     )
     return Markup(
         '<div class="chart-plot" role="img" aria-label="Chart of {}"><div class="unit">{}</div>'
@@ -330,11 +330,10 @@ def _plot(drawn: Markup, ticks: Sequence[float], span: tuple[float, float], capt
     ).format(caption, caption, left, wide, grid, drawn, below)
 
 
-def _ticks(highest: float, *, within: bool = False) -> list[float]:
-    """Returns round numbers from 0 on; the last one is at least `highest`, or at most (within)."""
-    step = _tick_step(highest)
-    count = floor(highest / step + 1e-9)
-    return [step * each for each in range(count + (1 if within or count * step >= highest * 0.999 else 2))]
+def _ticks(highest: float) -> list[float]:
+    """Returns round numbers from 0 on; the last one is at least `highest`."""
+    step, inside = _tick_step(highest), ticks_between(0.0, highest)
+    return inside if inside[-1] >= highest * 0.999 else [*inside, step * len(inside)]
 
 
 def ticks_between(low: float, high: float) -> list[float]:

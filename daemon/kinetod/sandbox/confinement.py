@@ -16,8 +16,8 @@ Theory of operation
     with it. A child that dies is reported as {"id", "died": how}.
 
     A job is {"id", "target_dir", "memory_bytes", "cpu_s", "required", …}, and {"reads_only": true} for one that changes
-    nothing in its folder; all of it comes from the daemon. The warm
-    process has one thread, so that a fork leaves nothing locked. A child dies with it.
+    nothing in its folder; all of it comes from the daemon. The warm process has one thread, so that a fork leaves
+    nothing locked. A child dies with it.
 """
 
 import contextlib

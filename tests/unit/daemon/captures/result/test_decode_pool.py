@@ -283,7 +283,7 @@ def test_the_answer_of_a_real_worker_is_that_of_the_report(tmp_path: Path) -> No
         finally:
             await pool.stop()
 
-    found, expected = asyncio.run(asked()), first_screen.answer([target])
+    found, expected = asyncio.run(asked()), first_screen.first_screen_of([target])
     assert found is not None and found.verdict
     assert (found.verdict, found.cause) == (expected.verdict, expected.cause)
 
