@@ -136,7 +136,7 @@ class CaptureResult:
             for p in first
         ]
         left = len(self.processes) - len(first)
-        more = [f"and {left:,} more processes"] if left else []
+        more = [f"and {left:,} more process{'' if left == 1 else 'es'}"] if left else []
         table = html.table(("rank", "host", "pid", "verdict", "code", "reason"), rows)
         return str(html.title(f"Capture {self._verdicts()}") + table + html.notes([*more, *self._remarks(SHOWN_ROWS)]))
 
@@ -148,9 +148,10 @@ class CaptureResult:
         """Failed hosts, missing ranks and warnings; at most so many."""
         missing = ", ".join(map(str, self.missing_ranks))
         found = [f"failed: {shown(f'{host}: {text}')}" for host, text in self.failed_hosts.items()]
-        found += [f"no host has the ranks {shown(missing)}"] if missing else []
+        found += [f"missing ranks: {shown(missing)}"] if missing else []
         found += [f"warning: {shown(text)}" for text in self.warnings]
-        return found[:most] + ([f"and {len(found) - most:,} more remarks"] if len(found) > most else [])
+        left = len(found) - most
+        return found[:most] + ([f"and {left:,} more remark{'' if left == 1 else 's'}"] if left > 0 else [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +205,8 @@ class StackResult:
 
         lines = self.text.splitlines()
         left = len(lines) - SHOWN_LINES
-        return str(html.lines(lines[:SHOWN_LINES]) + html.notes([f"and {left:,} more lines"] if left > 0 else []))
+        more = [f"and {left:,} more line{'' if left == 1 else 's'}"] if left > 0 else []
+        return str(html.lines(lines[:SHOWN_LINES]) + html.notes(more))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ class DynologFlag:
 _SCRAPE = "kinetod pushes nothing; let an OpenTelemetry collector or a Prometheus agent scrape metrics.listen"
 _META = "for an endpoint inside Meta; scrape metrics.listen instead"
 _DCGM = "DCGM is not used; NVML and the kernel's drivers provide what docs/metrics.md lists"
-_FIELDS = "the lines have everything known about a GPU; the profiling fields (1001 to 1012) need Hopper or later"
+_FIELDS = "the JSON lines contain all known values of a GPU; the profiling fields (1001 to 1012) need Hopper or later"
 _TPU = "kinetod does not support TPUs"
 _PERF = "CPU counters are not read: mips and mega_cycles_per_second are missing"
 _LIBRARY = "a flag of a library that Dynolog is built with"
@@ -109,8 +109,8 @@ def _flags() -> Iterator[DynologFlag]:
                "all resources whose devices are GPUs are considered", needs="enable_pod_resources_attribution")
     yield flag("pod_resources_tpu_resource", text, "google.com/tpu", none, _TPU, needs="enable_tpu_monitor")
     yield flag("enable_env_var_attribution", switch, "true", close,
-               "user and job come from the kernel and metrics.gpu_jobs_dir, Slurm's account and partition from the "
-               "environment, if kinetod is allowed to read it",
+               "user and job come from the kernel and metrics.gpu_jobs_dir; Slurm's account and partition come "
+               "from the environment, if kinetod is allowed to read it",
                needs="enable_gpu_monitor")
     yield flag("env_attribution_mappings_file", text, "", none,
                "no other variables are read; jobs come from metrics.gpu_jobs_dir", needs="enable_gpu_monitor")
@@ -276,7 +276,7 @@ class _Values:
 def _problem(flag: DynologFlag, value: str | None) -> str:
     """Why gflags would not take the value; "" if it would."""
     if value is None:
-        return "has no value; on the command line it keeps Dynolog from starting, in a flag file Dynolog ignores it"
+        return "has no value; Dynolog ignores it in a flag file, but does not start with it on the command line"
     if flag.kind is FlagKind.SWITCH and value.lower() not in _TRUE + _FALSE:
         return f"{value!r:.80} is neither true nor false"
     if flag.kind is FlagKind.NUMBER:

@@ -93,7 +93,7 @@ class NotFound(CliError):
     """No such process, capture or file."""
 
     exit_code = ExitCode.NOT_FOUND
-    help_text = "`kinetoctl ps --all` lists processes, `kinetoctl captures list` lists captures."
+    help_text = "`kinetoctl ps --all` lists processes; `kinetoctl captures list` lists captures."
 
 
 class NoSuchTrace(NotFound):
@@ -105,7 +105,7 @@ class NoSuchTrace(NotFound):
 class NoSuchJob(NotFound):
     """Slurm knows no such job, task or step, or it has no processes left."""
 
-    help_text = "`squeue --me` lists your jobs, `squeue --steps --jobs=JOB` the steps of a job."
+    help_text = "`squeue --me` lists your jobs; `squeue --steps --jobs=JOB` lists the steps of a job."
 
 
 class NoSuchPod(NotFound):
@@ -118,7 +118,7 @@ class Refused(CliError):
     """The state of the target or of the daemon does not allow it."""
 
     exit_code = ExitCode.FAILED
-    help_text = "`kinetoctl doctor PID` checks a process, `kinetoctl doctor` the daemon's host."
+    help_text = "`kinetoctl doctor PID` checks a process; `kinetoctl doctor` checks the daemon's host."
 
 
 class Unsupported(Refused):
@@ -130,7 +130,7 @@ class Unsupported(Refused):
 class ConditionNotMet(Refused):
     """No GPU of the processes met a condition in time, or can meet it."""
 
-    help_text = "`kinetoctl top` shows what the GPUs are doing, `kinetoctl top --once -o json` all their values."
+    help_text = "`kinetoctl top` shows what the GPUs are doing; `kinetoctl top --once -o json` shows all their values."
 
 
 class JobNotRunning(Refused):
@@ -149,7 +149,7 @@ class DownloadFailed(CliError):
     """The trace could not be written on this machine."""
 
     exit_code = ExitCode.FAILED
-    help_text = "The trace stays in the daemon's store: `kinetoctl captures fetch ID` downloads it again."
+    help_text = "The trace is still in the daemon's store; `kinetoctl captures fetch ID` downloads it again."
 
 
 class VerificationFailed(DownloadFailed):
@@ -178,7 +178,7 @@ class NotComparable(CliError):
     exit_code = ExitCode.FAILED
     help_text = (
         "Both traces need at least two complete steps, and more if the steps vary: record them with\n"
-        "`kinetoctl trace --iterations 50`. A larger limit needs fewer steps."
+        "`kinetoctl trace --iterations 50`. With a larger limit, fewer steps are enough."
     )
 
 
@@ -202,7 +202,7 @@ class SlurmFailed(CliError):
     """Slurm's programs are missing, or get no answer."""
 
     exit_code = ExitCode.FAILED
-    help_text = "Without Slurm's programs, name the hosts with --hosts and the job with --job-id."
+    help_text = "To trace without asking Slurm, name the hosts with --hosts and the job with --job-id."
 
 
 class KubeFailed(CliError):
@@ -210,7 +210,7 @@ class KubeFailed(CliError):
 
     exit_code = ExitCode.FAILED
     help_text = (
-        "`kubectl version` shows whether the API server answers; --kubeconfig and --kube-context select another one."
+        "`kubectl version` shows whether the API server answers; --kubeconfig and --kube-context choose the cluster."
     )
 
 
@@ -263,7 +263,7 @@ class Denied(CliError):
 class NeedsRoot(Denied):
     """The kernel lets only root trace the process. command: the caller's."""
 
-    help_text = "`kinetoctl host install`, run by root, sets up a daemon that traces for all users of this host."
+    help_text = "`kinetoctl host install`, run as root, sets up a daemon that traces for all users of this host."
 
     def __init__(self, error: Denied, command: str) -> None:
         super().__init__(f"{error}\nRoot can trace it: {command}", reason_code=error.reason_code)
@@ -273,8 +273,9 @@ class KubeDenied(Denied):
     """Kubernetes does not allow the caller to do this."""
 
     help_text = (
-        "Tracing a pod needs get (or list) pods and create pods/exec in its namespace, and the Role kinetod-client in\n"
-        "kinetod's namespace (an administrator binds it). `kubectl auth can-i` shows what you are allowed to do."
+        "To trace a pod, you need permission to get (or list) pods and to create pods/exec in its namespace, and the\n"
+        "Role kinetod-client in kinetod's namespace, which an administrator binds to you. `kubectl auth can-i` shows\n"
+        "what you are allowed to do."
     )
 
 
@@ -282,9 +283,8 @@ class UntrustedSocket(Denied):
     """Another user may listen at the address, so nothing was sent there."""
 
     help_text = (
-        "kinetoctl only connects to daemons that run as root, as you, or as the user who owns the socket's folder in\n"
-        "/run, and only if no other user can put a socket there, that is, if only the owner can write to the folder.\n"
-        "Use --address to name another daemon."
+        "kinetoctl only connects to a daemon that runs as root, as you, or as the owner of the socket's folder in\n"
+        "/run, and only if nobody else can write to that folder. Use --address to name another daemon."
     )
 
 
@@ -337,8 +337,8 @@ class NotExecutable(CliError):
 
     exit_code = ExitCode.NOT_EXECUTABLE
     help_text = (
-        "`ls -l` shows whether the file is executable, `chmod +x` makes it so; a script must begin with `#!` and the\n"
-        "path of an interpreter."
+        "Check with `ls -l` that the file is executable (`chmod +x` makes it so); a script must begin with `#!` and\n"
+        "the path of an interpreter."
     )
 
 

@@ -40,7 +40,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.DENIED: "permission denied",
     ExitCode.UNREACHABLE: "the daemon cannot be reached, or did not respond in time",
     ExitCode.CANCELLED: "somebody else cancelled the capture",
-    ExitCode.REGRESSED: "kinetoctl diff --fail-on: something became slower than the limit allows",
+    ExitCode.REGRESSED: "kinetoctl diff --fail-on: something slowed down by more than the limit",
     ExitCode.NOT_EXECUTABLE: "kinetoctl run: the command cannot be executed",
     ExitCode.COMMAND_NOT_FOUND: "kinetoctl run: no such command",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C or SIGTERM; what a running capture had recorded was kept",

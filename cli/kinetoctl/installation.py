@@ -408,7 +408,7 @@ def data(name: str) -> bytes:
     for folder in (_DATA, _CHECKOUT):
         if (path := folder / name).is_file():
             return path.read_bytes()
-    raise NotInstalled(f"this kinetoctl lacks its file {name}; reinstall kinetoctl from its wheel or package")
+    raise NotInstalled(f"kinetoctl's file {name} is missing; reinstall kinetoctl from its wheel or package")
 
 
 def unit(name: str, programs: Path) -> bytes:
@@ -416,7 +416,7 @@ def unit(name: str, programs: Path) -> bytes:
     text = data(f"systemd/{name}").decode()
     if re.search(r"[\s%\"'\\$]", str(programs)):
         raise UsageProblem(
-            f"--programs: {str(programs)!r} contains spaces or special characters, which a systemd unit rejects"
+            f"--programs: {str(programs)!r} contains spaces or special characters, which a systemd unit cannot use"
         )
     text = text.replace(f"{DEFAULT_PROGRAMS}/", f"{programs}/")
     return text.replace(f"file:{DEFAULT_PROGRAMS.parent}/share", f"file:{programs.parent}/share").encode()
@@ -522,9 +522,8 @@ def check_programs(host: Host, programs: Path) -> None:
             status = part.stat()
             if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
                 raise NotInstalled(
-                    f"users other than root can write to {part}, but the attach helper, which has rights "
-                    f"over every process, runs {path}; install kinetod in a folder that only root can write to, "
-                    "such as /opt/kinetod"
+                    f"users other than root can write to {part}, but the attach helper runs {path} with rights over "
+                    "every process; install kinetod in a folder that only root can write to, such as /opt/kinetod"
                 )
 
 

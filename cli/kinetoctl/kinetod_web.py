@@ -72,7 +72,7 @@ def _parse_user(text: str) -> int:
 def _parse_header(text: str) -> str:
     """Raises ValueError."""
     if not _HEADER.fullmatch(text):
-        raise ValueError(f"expected the name of a header, got {text!r}")
+        raise ValueError(f"expected a header name, got {text!r}")
     return text
 
 
@@ -81,8 +81,8 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--origin", {"type": Parsed("origin", _parse_origin), "required": True,
                   "help": "Origin of the pages as browsers see it: https://name:port."}),
     ("--ui-origin", {"type": Parsed("origin", _parse_origin),
-                     "help": "Origin of the Perfetto UI for the timeline, with another name or port; without it, "
-                     "there is no timeline."}),
+                     "help": "Origin of the Perfetto UI, which must differ from --origin in name or port; without "
+                     "it, there is no timeline."}),
     ("--listen", {"type": Parsed("address", _parse_listen), "metavar": "HOST:PORT",
                   "help": "Address for browsers that have client certificates; the Perfetto UI gets the next port."}),
     ("--tls-certificate", {"type": _PATH, "help": "The server's certificate with its chain, for --listen (PEM)."}),
@@ -96,11 +96,11 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--address", {"type": ADDRESS, "help": "Address of the daemon: unix:/path or host:port.  "
                    f"[default: {DEFAULT_ADDRESS}]"}),
     ("--hosts", {"multiple": True, "metavar": "FILE|A,B,C",
-                 "help": "Many hosts instead of one daemon, given as for `kinetoctl ps --hosts`: a list, or a file "
-                 "(FILE, @FILE), which is read again regularly; repeatable."}),
+                 "help": "Many hosts instead of one daemon, as in `kinetoctl ps --hosts`: a list, or a file (FILE, "
+                 "@FILE) that is read again regularly; repeatable."}),
     ("--service", {"type": Parsed("service", _parse_service), "metavar": "NAME:PORT",
-                   "help": "Instead of --hosts: the daemons at all addresses of this name, such as a headless "
-                   "Kubernetes service; the name is resolved again regularly."}),
+                   "help": "Instead of --hosts: the daemons at all addresses of a name, such as that of a headless "
+                   "Kubernetes service; it is resolved again regularly."}),
     ("--timeout", {"type": DURATION, "default": DEFAULT_TIMEOUT_NS, "help": "How long to wait for each response from "
                    "the daemon.  [default: 30s]"}),
     ("--worker-memory", {"type": SIZE, "default": "2GiB",

@@ -38,7 +38,7 @@ _HELP = {
 
     The pods need no preparation. `kinetoctl trace --help-all` lists the options by topic.
     """,
-    "ps": """List the processes of pods that can be traced.
+    "ps": """List which processes of pods can be traced.
 
     \b
     kubectl kineto ps -n training llama-0

@@ -75,8 +75,8 @@ def command(
 
     Agents in training processes connect to the agent socket, clients such as kinetoctl to the listening
     address. Without options, everything is kept in this user's own folders; a daemon that runs as root
-    serves the processes of all users. Options take precedence over environment variables, and these over
-    the configuration file. On SIGHUP, the daemon rereads the file.
+    serves the processes of all users. Options override environment variables, which override the
+    configuration file. On SIGHUP, the daemon rereads the file.
     """
     if print_default_config:
         click.echo(default_file(), nl=False)

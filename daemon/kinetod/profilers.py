@@ -164,7 +164,7 @@ def profiling(command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) 
 NAME = "profilers"
 _MAX_NAMED = 5
 _NEEDS = "traces need no hardware counters"
-_PAUSE = "`dcgmi profile --pause` frees them for another tool, `dcgmi profile --resume` returns them to DCGM"
+_PAUSE = "`dcgmi profile --pause` frees them for another tool, and `dcgmi profile --resume` returns them to DCGM"
 _ONE = "only one such tool can record in a process: traces of the processes it profiles contain no GPU activities"
 _LATER = "trace those processes after it has ended"
 _TEXTS = {
@@ -193,7 +193,7 @@ def library_finding(products: Sequence[str]) -> Finding:
     hindering = [product for product, holds in found.items() if holds in (Holds.PROCESS, Holds.BOTH)]
     if hindering:
         detail = (
-            f"{', '.join(hindering)} in it: only one such tool can record in a process, so a trace contains no GPU "
+            f"{', '.join(hindering)} loaded: only one such tool can record in a process, so a trace contains no GPU "
             "activities"
         )
         return Finding(NAME, Status.NOTE, detail, "trace it after that tool has ended, or start it without that tool")
@@ -220,7 +220,7 @@ def _dcgm(where: str, state: Profiling, why: str) -> Finding:
     holds = "has its profiling module loaded: on GPUs before Hopper it may hold the hardware counters"
     if state is Profiling.UNKNOWN:
         holds = f"may hold hardware counters ({why})"
-    detail = f"{where} {holds}, and Nsight Compute or CUPTI's own counters then fail; {_NEEDS}"
+    detail = f"{where} {holds}, and then Nsight Compute and CUPTI's own counters fail; {_NEEDS}"
     return Finding(NAME, Status.NOTE, detail, _PAUSE)
 
 

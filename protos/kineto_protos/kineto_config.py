@@ -141,7 +141,7 @@ _ROWS = (
         "the label request_group_trace_id",
     ),
     _without_effect(
-        "ACTIVITIES_DISPLAY_CUDA_SYNC_WAIT_EVENTS", Type.BOOL, "stream waits among cuda_sync",
+        "ACTIVITIES_DISPLAY_CUDA_SYNC_WAIT_EVENTS", Type.BOOL, "include stream waits in cuda_sync",
         "they are kept whenever cuda_sync is recorded",
     ),
     _without_effect(
@@ -253,7 +253,7 @@ def _read_line(config: KinetoConfig, line: str, place: str) -> None:
     if key.effect is Effect.LEGACY:
         config.notes.append(f"{where}: {key.meaning}; {key.here}")
     elif key.effect is Effect.NONE:
-        config.notes.append(f"{where}: no effect: {key.here}")
+        config.notes.append(f"{where} has no effect: {key.here}")
     if key.field:
         config.settings[key.field] = Setting(value, where)
 
@@ -364,7 +364,7 @@ class _RequestBuilder:
 
     def _leave_out(self, names: Iterable[str], why: str) -> None:
         given = [name for name in names if self._config.value(name)]
-        self._notes += (f"{self._config.settings[name].where}: no effect: {why}" for name in given)
+        self._notes += (f"{self._config.settings[name].where} has no effect: {why}" for name in given)
 
     def snapshot(self) -> None:
         """Requests a memory snapshot, which has a duration and nothing else."""
@@ -392,9 +392,9 @@ class _RequestBuilder:
     def _start_time(self, start: Setting) -> None:
         late_ns = self._now_ns - start.value
         if late_ns > MAX_START_TIME_AGE_NS:
-            raise KinetoConfigError(f"{start.where}: is {late_ns / S:.0f} s in the past; use 0 to start at once")
+            raise KinetoConfigError(f"{start.where}: this is {late_ns / S:.0f} s in the past; use 0 to start at once")
         if late_ns >= 0:
-            self._notes.append(f"{start.where}: is {late_ns / S:.1f} s in the past, so the capture starts at once")
+            self._notes.append(f"{start.where} is {late_ns / S:.1f} s in the past, so the capture starts at once")
         else:
             self._take("start_at", "start_time_ns", start.value)
 
@@ -417,6 +417,6 @@ class _RequestBuilder:
             raise KinetoConfigError(f"{setting.where}: this version records none of these: {', '.join(unserved)}")
         if unserved:
             self._notes.append(
-                f"{setting.where}: ignored, because this version does not record it: {', '.join(unserved)}"
+                f"{setting.where}: types that this version does not record are ignored: {', '.join(unserved)}"
             )
         return kept

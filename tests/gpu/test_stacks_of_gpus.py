@@ -41,7 +41,7 @@ while True:
     if float(data.sum()) < 0:
         break
 """
-WAITS = "is busy without floating-point work or memory traffic, as with a kernel that is waiting"
+WAITS = "is busy without floating-point work or memory traffic, as when a kernel waits"
 
 
 @pytest.mark.parametrize(

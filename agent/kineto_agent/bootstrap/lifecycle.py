@@ -94,7 +94,7 @@ def _after_fork_in_child() -> None:
     COUNTER.forget_thread()
     if agent is not None:
         agent.abandon()
-        log("forked from a process with an agent: this child has none")
+        log("forked from a process with an agent; this child has no agent")
 
 
 atexit.register(_at_exit)

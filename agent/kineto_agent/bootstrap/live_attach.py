@@ -32,7 +32,7 @@ from kineto_agent.system.gil_turns import Turns
 
 READY = b"K"  # answer that the daemon waits for after sending the agent
 
-_NOT_ENDED = "the agent of an earlier attach has not ended yet: it may be writing what it has recorded"
+_NOT_ENDED = "the agent of an earlier attach is still running and may be writing what it recorded"
 _agent: Optional[Agent] = None
 _lock = _thread.allocate_lock()  # guards the exchange of _agent
 _hooks = StepHooks(COUNTER)
@@ -90,7 +90,7 @@ def _left() -> None:
     with _lock:
         _agent = None
         collector_library.close()
-    log("the agent of a live attach has left")
+    log("the attached agent has ended")
 
 
 def _at_exit() -> None:

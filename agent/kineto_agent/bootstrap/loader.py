@@ -66,7 +66,7 @@ class _Turn:
         ident = self._ident()
         if self._holder != ident:
             if not self._is_ours(ident):
-                raise ImportError("the agent does not load modules on a thread of the program")
+                raise ImportError("the agent does not load its modules on threads of the program")
             if not self._lock.acquire(timeout=_WAIT_S):
                 raise ImportError("another thread of the agent is loading modules")
             self._holder = ident
@@ -228,7 +228,7 @@ def load(state: dict[str, Any], channel: Any, descriptors: list[int]) -> Callabl
     files = dict(zip(HEADER["descriptors"], descriptors))
     state["calls"] = dlopen, dlsym
     if state.get("opening"):
-        raise OSError("a library of the agent is partly loaded: forked at that moment, or a thread is still loading it")
+        raise OSError("an agent library is partly loaded: a fork interrupted that, or a thread is still loading it")
     agent: Any = state.get("agent")
     if agent is not None:
         agent["end"]()

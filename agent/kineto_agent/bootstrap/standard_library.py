@@ -269,7 +269,7 @@ def _read_file(path: str) -> bytes:
     native(_encoded(path), None, id(room) + bytes.__basicsize__ - 1, most, high)  # noqa: F821 - given
     count = int.from_bytes(room[:_COUNT_BYTES], sys.byteorder, signed=True)
     if not 0 <= count < most:
-        raise OSError(max(-count, 0), "a file of the standard library cannot be read, or is growing", path)
+        raise OSError(max(-count, 0), "a file of the standard library cannot be read or is growing", path)
     return room[_COUNT_BYTES : _COUNT_BYTES + count]
 
 

@@ -336,7 +336,7 @@ class Link:
         frame, ancillary, flags, _address = received
         self._note_brought(ancillary, flags)
         if not frame:
-            self._fail("the daemon closed it")
+            self._fail("the daemon closed the connection")
         if flags & MSG_TRUNC:
             self._fail("the daemon sent a frame over the limit of %d bytes" % wire.MAX_FRAME_BYTES)
         return frame

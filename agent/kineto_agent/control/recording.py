@@ -35,7 +35,7 @@ from kineto_agent.steps import step_marks
 from kineto_agent.steps.counting import StepCounter
 from kineto_agent.system.debuglog import log, log_exception
 
-_NOT_OFFERED = "the process offers no source for it"
+_NOT_OFFERED = "no source in this process can record it"
 Announce = Callable[[wire.Arena, int], None]
 
 
@@ -98,7 +98,7 @@ def _taken(session: SourceSession) -> Optional[Takeover]:
     try:
         return ask() if ask is not None else None
     except Exception:  # noqa: BLE001 - stop() will say what is wrong
-        log_exception("a source cannot tell who has taken its library")
+        log_exception("cannot determine which profiler has taken the library of a source")
         return None
 
 
@@ -252,7 +252,7 @@ class Recording:
             try:
                 part.session.give_way()
             except Exception:  # noqa: BLE001 - never into the program
-                log_exception("source %s cannot give way" % part.name)
+                log_exception("source %s failed to give way" % part.name)
 
     @property
     def needs_look(self) -> bool:
@@ -281,7 +281,7 @@ class Recording:
                 if hurry is not None:
                     hurry()
             except Exception:  # noqa: BLE001 - never into the program
-                log_exception("source %s cannot hurry" % part.name)
+                log_exception("source %s failed to hurry" % part.name)
 
     def _note(self, error: SourceError) -> None:
         self.problems.append(Refusal(error.reason_code, error.reason))

@@ -170,7 +170,7 @@ class Agent:
                     self._recover(exc)
             self._finish()
         except Exception:  # noqa: BLE001 - never into the program
-            log_exception("the agent failed while ending")
+            log_exception("the agent failed while it was ending")
         finally:
             self._on_end()
 
@@ -330,7 +330,7 @@ class Agent:
         elif isinstance(message, wire.Describe):
             self._send(self._hello())
         elif isinstance(message, wire.Welcome):
-            log("welcomed by kinetod %s", message.daemon_version)
+            log("kinetod %s accepted the connection", message.daemon_version)
             self._link.welcomed()
             PLUGINS.withdraw()
         elif isinstance(message, wire.Plugins):

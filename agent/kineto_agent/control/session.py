@@ -221,7 +221,7 @@ class Session:
         if self._capture is not None:
             if request.capture_id == self.capture_id:
                 return []
-            reason = "capture %s is running in this process: wait for its end or cancel it" % self.capture_id
+            reason = "capture %s is running in this process: wait until it ends, or cancel it" % self.capture_id
             return [Reject(request.capture_id, "BUSY", reason, self.capture_id)]
         problem = problem_of(event)
         if problem is not None:
@@ -302,7 +302,7 @@ class Session:
         capture.awaits_step = False
         if request.start_time_ns:
             return self._refuse(
-                capture, reason + "; a capture with a start time cannot wait: try again once it has finished"
+                capture, reason + "; a capture with a start time cannot wait: try again once the profiler is idle"
             )
         if not request.options.get("wait_for_user_profiler"):
             advice = "try again once it has finished, let the capture wait (--wait-for-user-profiler), or leave out"

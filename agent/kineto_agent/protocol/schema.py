@@ -308,7 +308,7 @@ def width(code: str) -> int:
 def _problems(schema: Schema) -> Iterator[str]:
     """Yields all problems, ordered so that later checks can rely on the absence of earlier ones."""
     if not _NAME.fullmatch(schema.name):
-        yield "its name must be 2 to 16 lower-case letters and digits, the first a letter; choose another"
+        yield "its name must be 2 to 16 lower-case letters and digits and begin with a letter; choose another"
     if schema.name in RESERVED_NAMES:
         yield "its name is reserved (docs/record-schemas.md lists the reserved names); choose another"
     if schema.framing not in FRAMINGS:
@@ -341,7 +341,7 @@ def _type_problems(schema: Schema, name: str, activity: Activity) -> Iterator[st
             ", ".join(TYPES_OF_KINETO), schema.name,
         )  # fmt: skip
     if kineto is None and name.endswith(("_runtime", "_driver")):
-        yield ": readers mistake such a name for Kineto's own calls; call it %s_runtime or %s_driver, or rename it" % (
+        yield ": readers would mistake it for Kineto's own calls; call it %s_runtime or %s_driver, or rename it" % (
             schema.name, schema.name,
         )  # fmt: skip
     if kineto is not None and activity.track:
@@ -358,7 +358,7 @@ def _type_problems(schema: Schema, name: str, activity: Activity) -> Iterator[st
         for problem in _column_problems(column, None if kineto is None else kineto[1]):
             yield place + problem
         if column.name in seen:
-            yield place + "the table has a column of this name already; rename it"
+            yield place + "the table already has a column of this name; rename it"
         seen.add(column.name)
         if column.dtype == "text" or _declares(column.texts):
             for problem in _texts_problems(column.texts):
@@ -368,18 +368,18 @@ def _type_problems(schema: Schema, name: str, activity: Activity) -> Iterator[st
 def _column_problems(column: Col, kineto: Optional[Mapping[str, str]]) -> Iterator[str]:
     if kineto is not None:
         if column.name not in kineto:
-            yield "Kineto's table has no such column that a record can fill; choose one of %s" % ", ".join(kineto)
+            yield "records cannot fill a column of this name in Kineto's table; choose one of %s" % ", ".join(kineto)
         if column.dtype not in ("", kineto.get(column.name)):
             yield "Kineto's column has the type %s; leave the type out" % kineto.get(column.name)
         if _declares(column.texts):
-            yield "a column of numbers has no texts; leave them out"
+            yield "a numeric column has no texts; leave them out"
     else:
         if not _IDENTIFIER.fullmatch(column.name):
             yield "a column's name is 1 to 40 lower-case letters, digits and _, and begins with a letter; rename it"
         if column.dtype not in DTYPES:
             yield "there is no type %s; choose one of %s" % (shown(column.dtype), ", ".join(DTYPES))
         if column.dtype != "text" and _declares(column.texts):
-            yield "only a column of the type text has texts; leave them out"
+            yield "only a column of the type text can have texts; leave them out"
     for problem in _text_problems(column.meaning, kineto is not None):
         yield "its meaning: " + problem
 
@@ -405,7 +405,7 @@ def _record_problems(schema: Schema, kind: int, record: Record) -> Iterator[str]
         if any(record.sync) and not _is_time(record, name):
             yield ".%s: %s is not a field with the code q or Q" % (place, shown(name))
     if any(record.sync) and record.type:
-        yield ".sync: clock readings are records without a type; write '' for it"
+        yield ".sync: clock readings are records without a type; write '' for the type"
 
 
 def _field_problems(record: Record) -> Iterator[str]:
@@ -446,7 +446,7 @@ def _activity_problems(schema: Schema, record: Record) -> Iterator[str]:
         if name and not _has_code(record, name, _INTEGERS):
             yield ".%s: %s is not an integer field of the record" % (role, shown(name))
     if record.name and not _has_code(record, record.name, _INTEGERS + "s"):
-        yield ".name: %s is not a field with an integer or bytes" % shown(record.name)
+        yield ".name: %s is neither an integer field nor a bytes field" % shown(record.name)
     for problem in _texts_problems(record.texts):
         yield ".texts: " + problem
     if not record.name and not record.texts.otherwise:
@@ -455,7 +455,7 @@ def _activity_problems(schema: Schema, record: Record) -> Iterator[str]:
     numbers |= {role for role in ROLES if role in roles} | (set() if kineto is None else set(kineto[1]))
     for name, value in record.constants.items():
         if name not in numbers:
-            yield ".constants: %s is not a column of numbers of the type %s" % (shown(name), shown(record.type))
+            yield ".constants: %s is not a numeric column of the type %s" % (shown(name), shown(record.type))
         if not -_VALUE_LIMIT <= value < _VALUE_LIMIT:
             yield ".constants[%s]: %d does not fit into 64 bits" % (shown(name), value)
     for column in activity.columns:

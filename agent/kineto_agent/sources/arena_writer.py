@@ -72,7 +72,7 @@ class ArenaWriter:
         except Exception as exc:  # an audit hook of the program may raise anything
             close_ours(self.fd, self._identity)
             _open.discard(self)
-            reason = "cannot make %d bytes of shared memory for the records: %s" % (self.total_bytes, exc)
+            reason = "cannot allocate %d bytes of shared memory for the records: %s" % (self.total_bytes, exc)
             raise SourceError("NO_SHARED_MEMORY", reason) from exc
         self._bytes = memoryview(self._map)
         self._words32 = self._bytes[: self._strings_offset].cast("I")

@@ -224,7 +224,7 @@ def _with_plugins(plan: RecordingPlan, plugins: List[Any], asked: FrozenSet[str]
         if trouble is not None:
             problems.append(SourceError(trouble.reason_code, "%s: %s" % (source.name, trouble.reason)))
         elif needs and is_missed:
-            problems.append(SourceError("PLUGIN_NEEDS_START", needs + "; start the program that way, then trace again"))
+            problems.append(SourceError("PLUGIN_NEEDS_START", needs + "; start the program with it, then trace again"))
         elif needs and not asked:
             notes.append(needs)
         if is_missed and (source.is_present or _names_own_type(source.name, plan.missing)):

@@ -9,7 +9,7 @@ import struct
 from typing import List, Mapping
 
 AGENT = "KINETO_AGENT"
-"""Anything but empty and 0: the interpreter starts the agent. 0: `kinetoctl run` does not start it either."""
+"""Any value except empty and 0: the interpreter starts the agent. 0: `kinetoctl run` does not start it either."""
 
 AGENT_SOCKET = "KINETO_AGENT_SOCKET"
 """Path of the daemon's agent socket. Unset: the paths of `agent_socket_candidates` are tried in order."""

@@ -74,7 +74,7 @@ class Turns:
         if address > 0:
             self._tell(address)
         else:
-            log("no thread for turns with the GIL: %d", address)
+            log("cannot start the thread for turns with the GIL: %d", address)
 
     def _begun(self, library: int) -> int:
         abi, begin, poll = (symbol_address(library, "kc_turns_" + name) for name in ("abi", "begin", "poll"))

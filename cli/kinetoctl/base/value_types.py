@@ -152,10 +152,10 @@ def parse_start_ns(text: str, clock: Callable[[], int] = time.time_ns) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
-        raise ValueError(f"expected a start like +10s or 2030-01-31T12:00:00, got {text!r}") from exc
+        raise ValueError(f"expected a start time like +10s or 2030-01-31T12:00:00, got {text!r}") from exc
     start = int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1_000
     if start < now:
-        raise ValueError(f"expected a start in the future, got {text!r}")
+        raise ValueError(f"expected a start time in the future, got {text!r}")
     return start
 
 

@@ -382,8 +382,8 @@ class Cluster:
                 config.load_kube_config(kubeconfig, context, client_configuration=self._configuration)
         except (config.ConfigException, OSError, ValueError) as exc:
             raise KubeFailed(
-                f"the kubeconfig cannot be used: {exc}; choose its file with --kubeconfig, its context with "
-                "--kube-context"
+                f"the kubeconfig cannot be used: {exc}; choose another file with --kubeconfig, or another "
+                "context with --kube-context"
             ) from exc
 
     def close(self) -> None:
@@ -396,8 +396,8 @@ class Cluster:
         kind, _, token = str(settings.get("value") or "").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise KubeFailed(
-                "the user of this kubeconfig has no token (perhaps a certificate), and kinetod identifies callers by "
-                "their tokens: use a context with a token, for example from `kubectl create token`"
+                "the user of this kubeconfig has no token (it may use a certificate), and kinetod identifies callers "
+                "by their tokens: use a context with a token, for example from `kubectl create token`"
             )
         return token
 

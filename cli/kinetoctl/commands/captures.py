@@ -163,7 +163,7 @@ def fetch(capture_id: str, pid: int | None, file_format: str, output_dir: Path, 
     if places := named_places(hosts):
         if pid is not None:
             raise click.UsageError(
-                "--pid works with a single host only: name that host alone, and the capture by its id there"
+                "--pid works with a single host only: name only that host, and use the id of the capture there"
             )
         fleet = find_fleet(places, capture_id, timeout_s=settings.timeout_s)
         _check(fleet.id, [rank.target for rank in fleet.processes()], file_format)

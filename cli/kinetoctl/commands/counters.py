@@ -35,7 +35,7 @@ def command() -> None:
 @click.option("--metrics", "base_metrics", is_flag=True, help="Print the names of all metrics that each GPU has.")
 @common_options
 def list_gpus(base_metrics: bool) -> int:
-    """List the GPUs of the daemon's host whose counters can be sampled, and why others cannot be.
+    """List the GPUs of the daemon's host whose counters can be sampled, and why the others cannot.
 
     To use a name that --metrics prints, append a submetric, as in dram__throughput.avg.pct_of_peak_sustained_elapsed
     or pcie__read_bytes.sum.per_second.
@@ -68,8 +68,8 @@ def _gpu_row(gpu: "pb.CounterGpu") -> tuple[str, ...]:
 def sets() -> int:
     """Show the sets of metrics, and which metrics of each set are sampled on each GPU.
 
-    A set is sampled in one pass. Metrics that a GPU lacks, or that do not fit into one pass with those before them, are
-    left out on that GPU, with the reason.
+    A set is sampled in one pass. Metrics that a GPU lacks, or that no longer fit into its pass, are left out; the
+    reason is shown.
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
@@ -104,7 +104,7 @@ def _set_rows(gpu: "pb.CounterGpu") -> "list[tuple[str, ...]]":
     help="Set of metrics; `kinetoctl counters sets` lists them.  [default: overview]",
 )
 @click.option("--gpu", "gpus", type=click.IntRange(min=0), multiple=True, help="Only this GPU; repeatable.")
-@click.option("--interval", type=DURATION, default="1s", show_default=True, help="Time between two lines.")
+@click.option("--interval", type=DURATION, default="1s", show_default=True, help="Time between lines.")
 @click.option(
     "--counter-interval",
     type=DURATION,
@@ -121,10 +121,10 @@ def watch(
     counter_interval: int,
     once: bool,
 ) -> int:
-    """Show means of hardware counters of GPUs until Ctrl-C.
+    """Show average values of GPU hardware counters until Ctrl-C.
 
-    METRICS, which replace the set, are the vendor's names with a submetric; all of them must fit into one pass. Without
-    --gpu, it watches all GPUs that you are allowed to watch and that have these counters. The figures cover all
+    METRICS are the vendor's names with a submetric; they replace the set and must all fit into one pass. Without --gpu,
+    it watches all GPUs that you are allowed to watch and that have these counters. The figures cover all
     processes on a GPU. While it runs, nobody else can use a GPU's counters: neither ncu nor, before Hopper, DCGM.
 
     In a pipe, or with -o json or yaml, samples are printed one after the other (one per line in JSON).

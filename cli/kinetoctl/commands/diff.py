@@ -45,7 +45,7 @@ def _parse_limit(text: str) -> tuple[str, float]:
     if found is None or (found["view"] or STEPS) not in DIFF_VIEWS:
         raise ValueError(
             f"{text!r} is not a limit; use, for example, 5% for the step time, or ops=20% for each operator "
-            f"(likewise {', '.join(name for name in DIFF_VIEWS if name not in (STEPS, 'ops'))})"
+            f"(also {', '.join(name for name in DIFF_VIEWS if name not in (STEPS, 'ops'))})"
         )
     return found["view"] or STEPS, float(found["percent"])
 

@@ -128,8 +128,8 @@ def install(dry_run: bool, root: Path, for_package: str | None, programs: Path |
     """Install kinetod as a service on this host.
 
     Creates users, systemd units, a configuration and folders. It is safe to repeat: only what differs is changed, and
-    an existing configuration is kept. Repeated after an upgrade of the programs, it updates the units and starts the
-    new service.
+    an existing configuration is kept. Run it again after an upgrade of the programs to update the units and start
+    the new service.
     """
     host, layout, parts = _what_and_where(root, for_package, dry_run=dry_run)
     programs = programs or installation.own_programs()

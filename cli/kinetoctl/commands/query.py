@@ -29,8 +29,8 @@ COLUMNS = ("COLUMN", "TYPE", "UNIT", "MEANING")
     metavar="[TABLE]",
     is_flag=False,
     flag_value="",
-    help="List the tables, or the columns of one table, instead of running a query; with traces, also tables that "
-    "only they have.",
+    help="List the tables, or the columns of one table, instead of running a query; with traces, include "
+    "tables that only they have.",
 )
 @click.option("--limit", metavar="N", type=click.IntRange(0), default=0, help="Rows to show; 0 for all.  [default: 0]")
 @table_options

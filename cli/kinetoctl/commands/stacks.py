@@ -62,7 +62,7 @@ def _watch(load: Callable[[], StackLook], settings: CommonOptions, interval_s: f
 @click.command("stacks")
 @click.option("--all-threads", is_flag=True, help="Show idle threads too: those that wait for work in library code.")
 @click.option("--watch", "-w", "watches", is_flag=True, help="Keep looking until Ctrl-C.")
-@interval_option("5s", "With --watch: time between two looks.")
+@interval_option("5s", "With --watch: time between looks.")
 @selector_options
 @place_options
 @common_options

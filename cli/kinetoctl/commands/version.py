@@ -11,7 +11,7 @@ from kinetoctl.exit_codes import COMPLETE_VARIABLE, PROGRAM, ExitCode
 from kinetoctl.output.console import emit, say, say_text
 
 DISTRIBUTION = "kinetod"
-UNKNOWN = {"kinetoctl": "unknown (a source tree, not installed)", "kinetod": "unreachable"}
+UNKNOWN = {"kinetoctl": "unknown (running from a source tree)", "kinetod": "unreachable"}
 
 
 def client_version() -> str | None:

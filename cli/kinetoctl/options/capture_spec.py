@@ -128,7 +128,7 @@ class TraceOptions:
     selection: Selection
     require: str | None = _option(
         _HOSTS,
-        "Hosts that must be ready before any starts: all, with all processes; quorum, more than half; any.  "
+        "How many hosts must be ready before any starts: all (with all processes), quorum (more than half) or any.  "
         "[default: any]",
         type=click.Choice(REQUIREMENTS),
     )
@@ -141,7 +141,7 @@ class TraceOptions:
     )
     when: GpuCondition | None = _option(  # noqa: RUF009 - no default, but how the field is declared
         _WHEN,
-        "Start once a GPU of the processes meets this condition, for example 'sm_active<30% for 10s': a value of "
+        "Start once a GPU of a traced process meets this condition, for example 'sm_active<30% for 10s': a value of "
         "`kinetoctl top -o json`, then < or >, then a limit.  [default: for 5s]",
         type=Parsed("condition", parse_gpu_condition),
         metavar="CONDITION",
@@ -253,7 +253,7 @@ class TraceOptions:
         _FILES, "Label for the capture, for example team=vision; repeatable.", "--label", type=LABEL, multiple=True
     )
     idempotency_key: str | None = _option(
-        _FILES, "Return the existing capture if one was started with this key, instead of starting another."
+        _FILES, "If a capture was started with this key, return it instead of starting another."
     )
 
 

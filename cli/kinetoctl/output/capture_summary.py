@@ -134,7 +134,7 @@ def _attach_lines(target: "pb.Target") -> Iterator[Line]:
         return
     attach = target.attach
     stopped = f"a thread stopped for {format_duration(attach.stopped_ns)}" if attach.stopped_ns else "no thread stopped"
-    yield "attach", f"{attach.method}: in the process after {format_duration(attach.latency_ns)}, {stopped}"
+    yield "attach", f"{attach.method}: took {format_duration(attach.latency_ns)}, {stopped}"
 
 
 def _overhead_lines(target: "pb.Target") -> Iterator[Line]:
@@ -301,7 +301,7 @@ def kept_lines(capture: "pb.Capture") -> Iterator[str]:
         )
         yield f"the upload to {upload.url} failed {_counted(upload.failures, 'time')}: {upload.error}{again}"
     elif state == "WAITING":
-        yield f"waiting for its upload to {upload.url}"
+        yield f"waiting to be uploaded to {upload.url}"
 
 
 def damage(file: "pb.TraceFile") -> str:

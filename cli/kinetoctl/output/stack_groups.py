@@ -106,7 +106,7 @@ def gpu_does(gpu: pb.GpuSample) -> str:
     if busy < _GPU_ACTIVE:
         does = "is idle"
     elif busy > _GPU_BUSY and work and max(work) < _GPU_ACTIVE:
-        does = "is busy without floating-point work or memory traffic, as with a kernel that is waiting"
+        does = "is busy without floating-point work or memory traffic, as when a kernel waits"
     else:
         does = f"is busy {share(busy, 1)} of the time"
     xids = ", ".join(map(str, sorted(gpu.xid_errors)))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kinetoctl.client.fleet.host_client import HostAnswer
 
 CODE_WIDTH = 60
-ONE_LOOK = "One look cannot tell a hang from a short wait: look again, or use --watch, to see whether anything moves."
+ONE_LOOK = "At first, a hang looks like a short wait: look again, or use --watch, to see whether anything moves."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ def troubles(look: StackLook) -> Iterator[str]:
         if each.stacks.reason:
             yield f"{_title(each)}: {each.stacks.reason}"
         if each.stacks.left_out:
-            yield f"{_title(each)}: {each.stacks.left_out:,} more threads were left out (limit of the daemon)"
+            yield f"{_title(each)}: {each.stacks.left_out:,} more threads were left out (the daemon's limit)"
 
 
 def _title(process: ReadProcess) -> str:
@@ -218,7 +218,7 @@ def _titles(group: StackGroup, *, wide: bool) -> str:
 def _shown(group: StackGroup, stood_ns: int, *, wide: bool) -> ShownGroup:
     main, mains = group.main, [each.main for each in group.members if each.main is not None]
     named = [(f"{_title(each)}{GAP}" if len(group.members) > 1 else "", each) for each in group.members]
-    remarks = [f"at every look for {format_duration(stood_ns)}"] if stood_ns else []
+    remarks = [f"the same at every look for {format_duration(stood_ns)}"] if stood_ns else []
     busy, idle = other_threads(group)
     count = sum(map(len, idle))
     return ShownGroup(

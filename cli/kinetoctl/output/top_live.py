@@ -256,9 +256,7 @@ class LiveView:
         code = trace.reason_code() if trace else ""
         if not code:
             pid = sample.process.pid
-            self._view.message = (
-                f"no trace of pid {pid} that was started here has a reason code; press d to check it with doctor"
-            )
+            self._view.message = f"no trace of pid {pid} started here has a reason code; press d to check the process"
             return
         try:
             lines = list(explanation_lines(explained(code)))

@@ -145,7 +145,7 @@ class WebApplication:
 def page_answer(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
     """The page of a user who is known. Raises WebError for a form that was not made for the session."""
     if request.method not in SAFE_METHODS and not session.owns(request.first("form_secret")):
-        raise WebError(HTTPStatus.FORBIDDEN, "this form does not belong to your session: reload its page")
+        raise WebError(HTTPStatus.FORBIDDEN, "this form does not belong to your session: open its page again")
     page, found = _route(request)
     if page is None or (context.files and request.path.startswith(_WITH_DAEMON)):
         nowhere = WebError(HTTPStatus.NOT_FOUND, f"there is no page {request.path}")

@@ -262,10 +262,10 @@ def critical_path_edges(
 ) -> Answer:
     """The chain of events that determined the length of a window, edge by edge in order of time.
 
-    The path is traced backwards from the end of the window: of everything that an event had to wait for (the event
-    before it on its thread or stream, its launch, a synchronisation, the thread of the backward pass, the runtime's
-    lock), whatever happened last held it up. The durations therefore add up to the length of the window. Shortening an
-    event that is not on the path does not shorten the window.
+    The path is traced backwards from the end of the window. Each event was held up by the last of the things that it
+    had to wait for: the event before it on its thread or stream, its launch, a synchronisation, the thread of the
+    backward pass, the runtime's lock. The durations therefore add up to the length of the window. Shortening an event
+    that is not on the path does not shorten the window.
 
     Options:
     - annotation: the window spans all annotations whose names contain this text; "" means the whole trace. It ends with

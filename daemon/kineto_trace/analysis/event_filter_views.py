@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Ints
+from kineto_trace.base.quantities import times
 from kineto_trace.errors import ViewError
 from kineto_trace.model.activity_tables import OWN_ROWS, ViewerRow, tables_on
 from kineto_trace.model.context import Context
@@ -124,7 +125,12 @@ _OPERATORS = tuple(KINDS.index(kind) for kind in ("cpu_op", "user_annotation"))
     columns(
         ("kind", "text", "", "table that contains it: kernel, cpu_op, cuda_runtime, …"),
         ("name", "text", "", "name of the event"),
-        ("iteration", "int", "", "number of the step in which it began (GPU work: was launched); missing if in none"),
+        (
+            "iteration",
+            "int",
+            "",
+            "number of the step in which it began (GPU work: in which it was launched); missing outside steps",
+        ),
         ("start_ns", "int", "ns", "Unix time"),
         ("time_us", "float", "us", "start, relative to the beginning of the trace"),
         ("duration_us", "float", "us", "duration"),
@@ -135,7 +141,8 @@ _OPERATORS = tuple(KINDS.index(kind) for kind in ("cpu_op", "user_annotation"))
             "op",
             "text",
             "",
-            "operator (or else annotation) around the call, or that captured it into a graph; missing for other events",
+            "operator (or, failing that, annotation) that made the call, or launched or captured the work; missing for "
+            "other events",
         ),
     ),
     nothing="no event in the trace meets all conditions",
@@ -232,7 +239,8 @@ def _numbers(context: Context, places: Sequence[int]) -> Ints:
     wrong = [place for place in places if not -len(known) <= place < len(known)]
     if wrong:
         raise ViewError(
-            f"view event_selection: the trace has {len(known)} steps, so iteration_index={wrong[0]} is out of range"
+            f"view event_selection: the trace has {times(len(known), 'step')}, so iteration_index={wrong[0]} is out of "
+            "range"
         )
     return known[list(places)]
 
@@ -244,7 +252,8 @@ def _around(context: Context, events: EventColumns, op: str, position: int, wher
     runs = runs[np.argsort(events.start[runs], kind="stable")]
     if not -len(runs) <= position < len(runs):
         raise ViewError(
-            f"view event_selection: {op!r} ran {len(runs)} times in the trace, so position={position} is out of range"
+            f"view event_selection: {op!r} ran {times(len(runs), 'time')} in the trace, so position={position} is out "
+            "of range"
         )
     start, end = int(events.start[runs[position]]), int(events.end[runs[position]])
     found: Flags = events.device == NOTHING

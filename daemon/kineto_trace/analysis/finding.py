@@ -27,12 +27,12 @@ _WHOLE_PCT = 10.0  # from here on without decimals
 _WORKERS = "in DataLoader workers (num_workers)"
 _LESS = "do this less often, or in another thread or process"
 REMEDIES = {
-    CallKind.NONE: "Look at this line: run it less often, or in another thread or process. Replace work on single "
-    f"numbers by operations on whole tensors, and prepare batches {_WORKERS}.",
+    CallKind.NONE: "Look at this line: run it less often, or in another thread or process. Replace element-by-"
+    f"element work with operations on whole tensors, and prepare batches {_WORKERS}.",
     CallKind.TENSOR_PRINT: "Do not print tensors in the loop: formatting one reads every number in it. Print a single "
     "number every N steps.",
     CallKind.LOGGING: "Log less often, or hand the records to another thread (logging.handlers.QueueHandler); a "
-    "handler that flushes or syncs makes the training wait for the disk.",
+    "handler that flushes or syncs makes training wait for the disk.",
     CallKind.CHECKPOINT: "Save checkpoints less often, or copy the state and save it in another thread or process "
     "(torch.distributed.checkpoint.async_save).",
     CallKind.COPY: "Do not make deep copies in the loop: update an existing copy in place (torch._foreach_copy_, "
@@ -43,37 +43,37 @@ REMEDIES = {
     "query it every few seconds from another thread.",
     CallKind.IMPORT: "Import modules once, before the loop: each further import, reload or search for a module reads "
     "files, and may run the module again.",
-    CallKind.TOKENS: f"Tokenise before the training, or {_WORKERS}. Regular expressions in Python process one string "
-    "at a time, a compiled tokenizer many.",
+    CallKind.TOKENS: f"Tokenise before training, or {_WORKERS}. Python's regular expressions process one string at a "
+    "time; a compiled tokenizer processes many.",
     CallKind.ARCHIVE: f"Do not compress or unpack in the step: {_LESS}; store input data uncompressed, or read it "
     f"{_WORKERS}.",
-    CallKind.IMAGE: f"Decode and augment images {_WORKERS}, in whole batches, or once before the training.",
+    CallKind.IMAGE: f"Decode and augment images {_WORKERS}, in whole batches, or once before training.",
     CallKind.NETWORK: "Do not wait for the network in the step: use it less often, or from another thread or process.",
-    CallKind.FILE: f"Do not wait for files in the step: read them ahead in another thread or {_WORKERS}, or keep them "
-    "on faster storage; write less often, or in another thread or process.",
+    CallKind.FILE: f"Do not wait for files in the step: read them ahead of time in another thread or {_WORKERS}, or "
+    "keep them on faster storage; write less often, or in another thread or process.",
     CallKind.WAIT: "The step waits for another thread or process (a lock, a queue, a result): hand over the work "
     "without waiting for the result, hold locks for less time, or make the other side faster.",
-    CallKind.TABLES: "Keep tables out of the loop: convert them to tensors once, before the training.",
+    CallKind.TABLES: "Keep tables out of the loop: convert them to tensors once, before training.",
     CallKind.SLEEP: "Remove the sleep, or sleep in another thread: the step waits for it.",
     CallKind.ITEM: "Do not read tensors one number at a time in Python (.item(), .tolist()): vectorise the "
     "computation, and read one result.",
     CallKind.GARBAGE: "Collect garbage only every N steps, in the same step on all ranks: call gc.freeze() once the "
-    "model and the data are loaded, so that the collector skips them, gc.disable() before the loop, and gc.collect() "
-    "every N steps. Or raise the thresholds (gc.set_threshold). If the line itself calls gc.collect(), call it less "
-    "often.",
+    "model and the data are loaded (the collector then skips them), gc.disable() before the loop, and gc.collect() "
+    "every N steps. Alternatively, raise the thresholds (gc.set_threshold). If the line itself calls gc.collect(), "
+    "call it less often.",
     CallKind.COLLECTIVE: "Run fewer and larger collectives, and overlap them with computation: let "
     "DistributedDataParallel or FSDP reduce gradients in buckets during the backward pass, combine small tensors into "
     "one, reduce metrics only every N steps and read them later (async_op=True). Waiting for other ranks is "
     "not counted as a saving; see rank_what_if.",
     CallKind.CLIP: "Clip all gradients at once (torch.nn.utils.clip_grad_norm_ with foreach=True, or a fused optimizer "
-    "that clips), and not at all if their norm never reaches the limit; with gradient accumulation, clip once per "
+    "that clips), or not at all if their norm never reaches the limit; with gradient accumulation, clip once per "
     "optimizer step.",
     CallKind.HASH: f"Hash less (a digest reads every byte): {_LESS}; where tampering is no concern, a checksum "
     "(zlib.crc32, xxhash) is faster.",
     CallKind.DATABASE: "Do not wait for a database in the step: write many rows in one transaction (executemany, one "
     "commit); access it less often, or from another thread or process.",
     CallKind.CONVERT: "Keep numbers in arrays or tensors from the start: converting a Python list reads one object at "
-    f"a time. Convert once, before the training, or {_WORKERS}.",
+    f"a time. Convert once, before training, or {_WORKERS}.",
 }
 HOLDER_OF_THE_GIL = (
     "Move the other thread's work to a process of its own (multiprocessing) or into code that releases the GIL, or let "
@@ -89,11 +89,11 @@ COLLECTIVES_OF_THE_HOST = (
 )
 BLOCKED = (
     "The thread is off the CPU here: it sleeps, or waits for a lock, a file or the network. Remove the wait, move it "
-    "to another thread, or prepare what the thread waits for ahead of time (a queue, DataLoader workers)."
+    "to another thread, or prepare ahead of time what the thread waits for (a queue, DataLoader workers)."
 )
 BUSY = (
-    "Look at this line: replace work on single numbers by operations on whole arrays or tensors, keep results that "
-    "would be computed again, and run independent work in other processes."
+    "Look at this line: replace element-by-element work with operations on whole arrays or tensors, cache results "
+    "that would otherwise be recomputed, and run independent work in other processes."
 )
 FRAMEWORK = (
     "This is what the framework does around the training itself. Leave out callbacks, hooks, metrics and logs that are "
@@ -102,9 +102,12 @@ FRAMEWORK = (
 PAGING = (
     "This memory was swapped out, or belongs to a memory-mapped file (numpy.memmap, Arrow), and is read from storage "
     "page by page. Check for swapping (free, vmstat, the memory limit of the container), use less memory (fewer "
-    "workers, smaller caches) or add more, and read mapped files ahead in worker processes."
+    "workers, smaller caches) or add memory, and read mapped files ahead of time in worker processes."
 )
-LOADING = "Load ahead and in parallel: DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…). {more}"
+LOADING = (
+    "Load batches ahead of time and in parallel: DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…)."
+    " {more}"
+)
 EVALUATION_ADVICE = (
     "Evaluate less often, or on less data. If this computes fixed features or the outputs of a teacher, compute them "
     "once and keep them."
@@ -117,7 +120,7 @@ CONVERSION_ADVICE = (
     "Convert tensors once, where the data is created, and keep one dtype throughout the model: each .to(), .float() or "
     ".double() rewrites the whole tensor, and its gradient in the backward pass."
 )
-COPY_ADVICE = "Copy less, or less often: reuse buffers (copy_ into an existing one), use views instead of clones."
+COPY_ADVICE = "Copy less, or less often: reuse buffers (copy_ into an existing one) and use views instead of clones."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,7 +103,7 @@ class FlameProfile:
 @view(
     "flame_graph",
     columns(
-        ("stack", "texts", "", "frames from the outermost to the innermost one; the first is the thread"),
+        ("stack", "texts", "", "frames from the outermost to the innermost; the first is the thread"),
         ("name", "text", "", "the innermost frame: operator, annotation, Python function, line, module or kernel"),
         ("kind", "text", "", "what it is: function, annotation, operator, module, gpu, waiting (for the GIL) or idle"),
         ("self_us", "float", "us", "time spent in exactly this stack; missing if only samples are known"),
@@ -287,7 +287,7 @@ def _samples(
         length = np.maximum(calls.end - calls.start, 1)
         inside = np.clip(np.minimum(calls.end, cut[1]) - np.maximum(calls.start, cut[0]), 0, length)
         own = (own * (inside / length)).astype(np.int64)
-        notes.append("samples of frames that extend beyond the step count in proportion to their time in the step")
+        notes.append("if a frame extends beyond the step, its samples count in proportion to its time in the step")
     return replace(calls, own=own), NS if period else SAMPLES, tuple(notes)
 
 

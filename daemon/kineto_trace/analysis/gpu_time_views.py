@@ -169,7 +169,7 @@ def temporal_columns(rows: Sequence[Row]) -> Answer:
     columns(
         ("device", "int", "", "GPU index in the process; missing with compat=hta, which adds up all GPUs"),
         ("communication_us", "float", "us", "time in which at least one communication kernel ran"),
-        ("overlapped_us", "float", "us", "part of communication_us in which a computing kernel ran as well"),
+        ("overlapped_us", "float", "us", "part of communication_us in which a computing kernel also ran"),
         ("overlap_pct", "float", "%", "share of the communication time; missing without communication"),
     ),
 )

@@ -113,7 +113,7 @@ REASONS = (
     "no Python stacks were recorded: use kinetoctl trace --with-stack (torch.profiler: with_stack=True)",
     "no stack sample fell into these gaps: sample more often with kinetoctl trace --stack-hz",
     "the launching thread was in no Python function, operator or call",
-    "the trace has no earlier work of this GPU: it may still have run work launched before the recording began",
+    "the trace has no earlier work of this GPU, which may still have run work launched before the recording began",
 )
 EXPLAINED, NO_LAUNCH, NO_CALLS, NO_STACKS, NO_SAMPLE, NO_EVENT, NOTHING_EARLIER = range(len(REASONS))
 PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)  # copies whose call itself reads or writes that memory

@@ -112,7 +112,9 @@ def idle_columns(events: GpuEvents, parts: Sequence[Ints], rows: Sequence[Row], 
         known = sorted({int(events.stream[part[0]]) for part in parts})
         notes.append(f"no GPU activity ran on these streams; the trace has {', '.join(map(str, known))}")
     if missing:
-        notes.append(f"{missing:,} activities have no launch in the trace; their gaps count as kernel_wait or other")
+        notes.append(
+            f"activities without a launch in the trace: {missing:,}; gaps before them count as kernel_wait or other"
+        )
     return idle_breakdown.answer(shown, notes)
 
 
@@ -234,7 +236,7 @@ def idle_gaps_view(context: Context, *, limit: int = 100, cause: IdleCause | Non
             seen = ", ".join(CAUSES[number] for number in unique_values(found.cause).tolist())
             notes.append(f"no gap has the cause {cause}; the causes in this trace are {seen}")
     if len(order) and limit <= 0:
-        notes.append(f"{times(len(order), 'gap is', 'gaps are')} not shown, since limit is {limit}")
+        notes.append(f"{times(len(order), 'gap is', 'gaps are')} not shown, since limit is {limit}; use 1 or more")
     order = order[: max(limit, 0)]
     doing = _doing(context, order)
     strings, activity, called = context.trace.strings, context.get(gpu), context.get(calls)

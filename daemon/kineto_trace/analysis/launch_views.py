@@ -426,4 +426,4 @@ def _stream(found: Queues, part: slice) -> dict[str, Any]:
 
 
 def _notes(found: Queues) -> list[str]:
-    return [f"{found.uncounted:,} GPU activities {found.because} and are not counted"] if found.uncounted else []
+    return [f"GPU activities that {found.because} are not counted: {found.uncounted:,}"] if found.uncounted else []

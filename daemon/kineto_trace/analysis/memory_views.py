@@ -232,7 +232,8 @@ def curve_columns(parts: list[tuple[str, Floats]], time_ns: Ints | None, notes: 
             "allocation_us",
             "float",
             "us",
-            "time since the start of the recording (with compat=plugin, of the first event); missing: allocated before",
+            "time of its allocation since the start of the recording (with compat=plugin, since the first event); "
+            "missing: allocated before",
         ),
         ("release_us", "float", "us", "time of its release, counted in the same way; missing: still held at the end"),
         ("duration_us", "float", "us", "time between allocation and release"),
@@ -403,7 +404,7 @@ def memory_peak(context: Context) -> Answer:
             "operator",
             "text",
             "",
-            'operator that allocated the blocks; "other operators": all without their own rows; missing: no operator',
+            'operator that allocated the blocks; "other operators": all others together; missing: no operator',
         ),
         ("held_bytes", "int", "bytes", "bytes of its blocks that were held at that time"),
     ),

@@ -304,7 +304,7 @@ class MixedWriter:
         self._library = load()
         self._form, self._row = np.ascontiguousarray(form, np.uint32), np.ascontiguousarray(row, np.uint32)
         if len(form) != len(row):
-            raise ValueError(f"{len(form)} forms for {len(row)} rows")
+            raise ValueError(f"expected one form for each row, got {len(form)} for {len(row)} rows")
         self._groups = (_RowGroup * max(1, len(forms)))()
         fields: list[Field] = []
         for native, own in zip(self._groups, forms, strict=False):
@@ -356,7 +356,7 @@ def _native_field(field: Field, padded: bytes) -> _Field:
             raise ValueError("times and decimals must be 8 bytes wide")
         native.column, native.width = field.column.ctypes.data, field.column.itemsize
     elif field.operation != END:
-        raise ValueError("a value without a column")
+        raise ValueError("a value needs a column")
     if field.texts is not None:
         native.text, native.text_ends = field.texts.data.ctypes.data, field.texts.ends.ctypes.data
         native.text_count = field.texts.count
@@ -427,7 +427,7 @@ class Events:
     def nest(self, window_end_ns: int) -> Nest:
         """Returns the tree of sorted events. Outermost events that end NEVER end at `window_end_ns`."""
         if self.end is None:
-            raise ValueError("events without ends have no tree")
+            raise ValueError("events need ends to form a tree")
         count = len(self)
         parent, depth, children, stop = (np.empty(count, np.int32) for _ in range(4))
         result = Nest(parent, depth, children, stop, np.empty(count, np.int64), np.empty(count, np.int64))
@@ -441,7 +441,7 @@ class Events:
         OVERLAPS: it outlives an event that runs when it starts, and encloses nothing.
         """
         if self.end is None:
-            raise ValueError("events without ends contain nothing")
+            raise ValueError("events need ends to contain others")
         parent = np.empty(len(self), np.int32)
         load().kc_contain(self.pointer, parent.ctypes.data)
         return parent
@@ -452,7 +452,7 @@ class Events:
         The ends and parents must be those of nest().
         """
         if self.end is None or len(parent) != len(self) or parent.dtype != np.int32:
-            raise ValueError("events without their tree cannot be searched")
+            raise ValueError("events need the ends and parents of their tree to be searched")
         order = moments.order()
         ordered, found = moments.take(order), np.empty(len(moments), np.int32)
         load().kc_enclosing(self.pointer, parent.ctypes.data, ordered.pointer, found.ctypes.data)

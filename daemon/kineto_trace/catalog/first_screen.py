@@ -45,11 +45,11 @@ _VERDICT_COLUMNS = columns(("verdict", "text", "", "where the time goes and what
 _RUN_COLUMNS = columns(
     ("trace", "text", "", "file or folder of the run"),
     ("started", "text", "", "start of the recording, local time"),
-    ("step_us", "float", "us", "mean per measured step; missing without steps"),
+    ("step_us", "float", "us", "mean length of a measured step; missing without steps"),
     ("change_pct", "float", "%", "change of the step time from the run before; missing for the first run"),
-    ("share_pct", "float", "%", "largest cause's share of the time"),
+    ("share_pct", "float", "%", "share of the time spent on the largest cause"),
     ("meaning", "text", "", "largest cause: where most of the time goes"),
-    ("finding", "text", "", "finding that saves most"),
+    ("finding", "text", "", "finding that could save the most"),
 )
 Row = Mapping[str, Any]
 
@@ -352,7 +352,7 @@ def _compared(ordered: Sequence[Source], recordings: Mapping[int, Row], results:
             }
         )
     newest, table = rows[-1], rows[::-1]
-    said = f"These are {len(rows)} runs, one after the other, not ranks of one job"
+    said = f"These are {len(rows)} consecutive runs, not ranks of one job"
     if newest["change_pct"] is not None:
         said += (
             f": a step of the newest run takes {format_duration(1e3 * newest['step_us'])}, "

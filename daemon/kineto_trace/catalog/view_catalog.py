@@ -64,6 +64,6 @@ def find_view(name: str) -> View:
     found = VIEWS.get(name)
     if found is None:
         like = get_close_matches(name, VIEWS, 3)
-        others = f"did you mean {' or '.join(like)}?" if like else f"there are {len(VIEWS)} other views"
+        others = f"did you mean {' or '.join(like)}?" if like else "kinetoctl report --list shows all views"
         raise ViewError(f"no view is called {name!r:.80}; {others}")
     return found

@@ -368,7 +368,7 @@ def sources_of(sources: Paths | Iterable[Paths]) -> list[Source]:
     paths = [entry for entry in entries if not isinstance(entry, Source)]
     found = given + (find_traces(*paths) if paths else [])
     if not found:
-        raise FileError("no trace was given")
+        raise FileError("no trace was given: name at least one")
     return found
 
 

@@ -222,7 +222,7 @@ def _match_whole(reference: Lane, other: Lane, uncertainty_ns: float) -> LaneMat
     ]
     possible = sorted((each for each in judged if each.odd <= MAX_ODD_SHARE), key=lambda each: each.residual)
     if not possible:
-        return "their times do not fit at any shift"
+        return "no shift makes their times fit"
     best = possible[0]
     following = possible[1].residual if len(possible) > 1 else float("inf")
     rivals = [each for each in possible[1:] if each.residual < CLEARER * max(best.residual, NOISE_NS)]
@@ -464,10 +464,10 @@ def _proof_note(count: int, unnumbered: int, proved: list[tuple[int, LaneMatch]]
     return [
         f"{unnumbered} of {count} collectives have no sequence number in the traces: they are matched across ranks by "
         f"order and time. Their ends differ by {format_duration(residual)} on average"
-        + (f"; in any other match, by {format_duration(following)} or more" if np.isfinite(following) else
+        + (f", and by {format_duration(following)} or more in any other match" if np.isfinite(following) else
            "; no other match is possible")
-        + (f"; {begin} at a different collective than the first rank's" if moved else "")
-        + (f"; {odd} collectives have no counterpart on the other rank and are left out" if odd else "")
+        + (f"; {begin} at a different collective than on the first rank" if moved else "")
+        + (f"; left out: {times(odd, 'collective')} without a counterpart on the other rank" if odd else "")
         + (f"; {refused} stay unmatched, because their ends differ far more than those of the others, or because they "
            "fit two collectives where records were lost" if refused else "")
     ]  # fmt: skip
@@ -482,4 +482,5 @@ def _refusals(refused: dict[str, list[_Refused]]) -> list[str]:
         )
         notes.append(f"{count} collectives of ranks {format_ranks(ranks)} are not matched with other ranks: {text}")
     more = len(notes) - _MAX_REASONS
-    return notes[:_MAX_REASONS] + ([f"{more} more groups of collectives are not matched"] if more > 0 else [])
+    further = times(more, "more group of collectives is", "more groups of collectives are")
+    return notes[:_MAX_REASONS] + ([f"{further} not matched"] if more > 0 else [])

@@ -328,12 +328,12 @@ def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: Flags, far
     known = [clock.uncertainty_ns for clock in others if clock.uncertainty_ns is not None]
     if known:
         notes.append(
-            f"clocks of known uncertainty are within {format_duration(max(known))} of that of rank {ranks[reference]}"
+            f"clocks with known uncertainty are within {format_duration(max(known))} of that of rank {ranks[reference]}"
         )
     if by_ends.any():
         notes.append(
-            f"the clock offsets of ranks {format_ranks(_chosen(ranks, by_ends))} are unknown: they are aligned by the "
-            f"ends of their collectives (which were up to {format_duration(far_ns)} apart), with unknown uncertainty"
+            f"the clock offsets of ranks {format_ranks(_chosen(ranks, by_ends))} are unknown: these ranks are aligned "
+            f"by the ends of their collectives (up to {format_duration(far_ns)} apart), with unknown uncertainty"
         )
     left = np.array([clock.uncertainty_ns is None for clock in alignment.clocks]) & ~by_ends
     left[reference] = False
@@ -486,7 +486,7 @@ def missing_waits(matched: MatchedCollectives, found: Waits) -> list[str]:
     else:
         kinds = ", ".join(sorted({description.collective for description in matched.descriptions}))
         why = f"{shared} collectives appear on several ranks, but none of them synchronises all ranks ({kinds})"
-    return [f"{why}, so who waits for whom is unknown"]
+    return [f"{why}, so it is unknown which rank waits for which"]
 
 
 def last_ranks(matched: MatchedCollectives, found: Instances) -> LastRanks:

@@ -153,7 +153,7 @@ def _of_step(context: Context, device: EventsOn, step: int | None) -> tuple[Ints
         numbers = step_numbers(context.trace.strings, np.arange(len(context.trace.strings), dtype=np.int32))
         known = numbers[numbers >= 0]
         if not len(known):
-            raise ViewError("view diff_event_names: HTA compares one step, but the trace has none (ProfilerStep#N)")
+            raise ViewError("view diff_event_names: HTA compares one step, but the trace has no steps (ProfilerStep#N)")
         step = int(known.min())
     chosen = frame.iteration == step
     if device != "all":

@@ -75,7 +75,7 @@ class HtaError(ViewError):
     @property
     def note(self) -> str:
         """Returns the note on the exact figures that replace HTA's."""
-        return f"HTA fails on this trace ({self}), so these are the exact figures"
+        return f"HTA fails on this trace ({self}), so the exact figures are shown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -372,7 +372,7 @@ def _rows(partials: Sequence[tuple[int, HtaRank]], *, steps: Steps = None, num_c
     if not valid and wanted is None:
         return stragglers.answer([], ["HTA fails here: the traces have no steps (ProfilerStep#N)"])
     if not valid:
-        raise ViewError(f"none of the steps {sorted(wanted or ())} is among those that HTA loads: {sorted(available)}")
+        raise ViewError(f"HTA loads none of the steps {sorted(wanted or ())}, only {sorted(available)}")
     spans = [
         (part.first[at], part.last[at], part.iterations[at])
         for _, part in partials

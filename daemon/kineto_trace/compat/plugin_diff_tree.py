@@ -35,6 +35,7 @@ from kineto_trace.analysis.diff.event_diff_views import (
 from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import NOTHING, Floats, Ints
+from kineto_trace.base.quantities import times
 from kineto_trace.compat.plugin_backward import Backward, children_left, plugin_backward, thread_span
 from kineto_trace.compat.plugin_tree import Node, Tree, base_ns, microseconds, orderable, plugin_tree
 from kineto_trace.errors import ViewError
@@ -51,7 +52,7 @@ ROOT = "0"
 TREE = columns(
     ("path", "text", "", "path of the node, for the option path: 0 is the root, 0-2 its child 2"),
     ("depth", "int", "", "number of nodes above the node"),
-    ("name", "text", "", "name of the node in the trace that has it"),
+    ("name", "text", "", "name of the node in the other trace, or else in the baseline"),
     ("name_baseline", "text", "", "name of the node in the baseline; CompositeNodes: several nodes; Blank: none"),
     ("name_other", "text", "", "name of the node in the other trace"),
     ("children", "int", "", "number of child nodes"),
@@ -257,7 +258,7 @@ def diff_node(left: TreeSide, right: TreeSide, path: str) -> DiffNode:
         raise ViewError(f"diff: {path!r} is not the path of a node; use 0 for the root, 0-2 for its child 2, and so on")
     for number in numbers:
         if int(number) >= len(node.children):
-            raise ViewError(f"diff: no node {path}: node {shown} has {len(node.children)} children")
+            raise ViewError(f"diff: no node {path}: node {shown} has {times(len(node.children), 'child', 'children')}")
         node = node.children[int(number)]
         shown += f"-{number}"
     return node
@@ -308,7 +309,7 @@ def diff_tree(context: Context) -> TreeSide:
 
     Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as in
     the diff view of the TensorBoard profiler plug-in; everything between them is grouped. Times are sums over all
-    steps. Only the first thread counts. GPU time belongs to the node in which its call was made.
+    steps. Only the first thread counts. GPU time counts for the node that launched the work.
 
     Options:
     - path: the node, as in the column `path`: 0 is the root, 0-2 its child 2.
@@ -327,7 +328,7 @@ def _tree_operators(partials: Sequence[tuple[int, TreeSide]], *, path: str = ROO
 def diff_tree_operators(context: Context) -> TreeSide:
     """The operators inside one node of the view diff_tree in two traces, by name: sums over all steps.
 
-    Those with the largest difference in GPU time, or else in host time, come first.
+    Rows are sorted by difference in GPU time, then in host time; the largest come first.
 
     Options:
     - path: the node, as in the column `path` of diff_tree: 0 is the root, 0-2 its child 2.

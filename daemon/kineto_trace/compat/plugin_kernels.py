@@ -87,7 +87,7 @@ from kineto_trace.view_api.view import Answer, Compat
 
 _HOST = ("cpu_op", "user_annotation", "gpu_user_annotation")  # operators and annotations
 ROOT = -2  # the number of the plug-in's CallTreeRoot
-_NO_STEPS = "the plug-in has no steps without operators"
+_NO_STEPS = "without operators, the plug-in has no steps"
 
 
 # Steps, roles and launches as the TensorBoard profiler plug-in sees them (its last version, of 2026).

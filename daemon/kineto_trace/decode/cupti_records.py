@@ -128,7 +128,7 @@ def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVER
     buffers = Buffers(source, layout)
     records, undecoded, warnings = buffers.read()
     if undecoded and not records:
-        raise UnknownLayoutError(f"nothing that CUPTI {version} recorded could be decoded: {'; '.join(warnings)}")
+        raise UnknownLayoutError(f"none of the records of CUPTI {version} could be decoded: {'; '.join(warnings)}")
     parts: dict[str, list[Columns]] = {}
     clocks = clocks_of(source.metadata.get("clocks"))
     for known in kinds_of(layout):

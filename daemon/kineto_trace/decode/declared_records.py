@@ -132,7 +132,7 @@ def line_of(pairs: Iterable[Pair], *, nominal_ns: float, free: bool) -> tuple[Cl
         first = ClockLine(reading[:1], unix[:1], np.full(2, nominal_ns))
         return (
             first,
-            f"it seems to be {100 * drift:.3g} % off, which is impossible: only its first sample is used",
+            f"it seems to be {100 * drift:.3g} % off, which is impossible, so only its first sample is used",
         )
     return ClockLine(reading, unix, rate), ""
 
@@ -428,7 +428,7 @@ def fill_times(found: RecordSet, rows: Rows, clocks: Clocks, window: DecodeWindo
     clock = record.clock or found.schema.clock
     start, known = clocks.to_unix(rows, start[usable], clock)
     end, _ = clocks.to_unix(rows, end[usable], clock)
-    found.lose(int(np.count_nonzero(~known)), f"{kind} with times of the clock {clock}, for which there are no samples")
+    found.lose(int(np.count_nonzero(~known)), f"{kind} with times of the clock {clock}, which has no samples")
     backwards = int(np.count_nonzero(known & (end < start)))
     if backwards:
         found.warnings.append(f"{count_text(backwards, kind)} with an end before the start: their duration is set to 0")

@@ -141,8 +141,8 @@ class Profiles:
         if damaged:
             warnings.append(f"{times(damaged, 'XLA profile is', 'XLA profiles are')} truncated or damaged")
         if self._undated:
-            undated = times(self._undated, "XLA profile")
-            warnings.append(f"{undated} without a known start: the times in it are relative to its start")
+            undated = times(self._undated, "XLA profile has", "XLA profiles have")
+            warnings.append(f"{undated} no known start time, so times are relative to the start")
         if self._arguments.full:
             warnings.append("some HLO operations have no arguments: there are too many different arguments")
         return Decoded(

@@ -445,7 +445,7 @@ def nest_lanes(
 
 def _checked(array: AnyArray, dtype: str) -> int:
     if array.dtype != dtype or not array.flags.c_contiguous:
-        raise ValueError(f"a column of {array.dtype}, not of {dtype} in one piece")
+        raise ValueError(f"expected a contiguous column of {dtype}, got {array.dtype}")
     return array.ctypes.data
 
 

@@ -72,17 +72,17 @@ ATTRIBUTES: Mapping[str, str] = {
     "process.pid": "pid as the process itself sees it",
     "process.executable.name": "its program",
     "process.runtime.version": "its Python version",
-    "container.id": "container of the process, by its control group",
-    "k8s.pod.uid": "pod of the process, by its control group",
+    "container.id": "container of the process, from its control group",
+    "k8s.pod.uid": "pod of the process, from its control group",
     "k8s.pod.name": "name of the pod in Kubernetes",
     "k8s.namespace.name": "namespace of the pod",
     "k8s.container.name": "name of the container in Kubernetes",
     "kineto.capture.id": "the capture",
-    "kineto.job.id": "the batch job, such as Slurm's",
+    "kineto.job.id": "id of the batch job, for example in Slurm",
     "kineto.rank": "rank of the process in its job",
     "kineto.world_size": "number of ranks",
-    "kineto.framework": 'such as "torch 2.13.0"',
-    "kineto.gpu.ids": "indexes of the GPUs that did work, as the process sees them",
+    "kineto.framework": 'framework and version, such as "torch 2.13.0"',
+    "kineto.gpu.ids": "indexes of the GPUs that were used, as the process sees them",
     "kineto.gpu.models": "names of these GPUs, each once",
     f"{LABEL_PREFIX}NAME": f"each label of the capture; `{TRACE_PARENT}`: the trace context of the request for it",
 }
@@ -119,7 +119,7 @@ SAMPLE_TYPES: Mapping[SampleType, str] = {
     WALL: "time in samples without a known thread state; present only if there are any",
     HOST_TIME: "self time of operators, annotations and Python frames",
     GPU_ACTIVITIES: "kernels, copies and fills",
-    GPU_TIME: "time of kernels, copies and fills, added up where they overlap",
+    GPU_TIME: "time of kernels, copies and fills; overlapping times add up",
 }
 _BY_STATE = {RUNNING: CPU, WAITING: GIL_WAIT, IDLE: IDLE_TIME, UNKNOWN: WALL}
 

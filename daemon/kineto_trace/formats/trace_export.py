@@ -124,12 +124,15 @@ FORMATS: Mapping[str, TraceFormat] = {
         TraceFormat(
             "chrome",
             ".json.gz",
-            "Chrome trace, compressed: Perfetto, HTA, the TensorBoard plug-in",
+            "Chrome trace, compressed: for Perfetto, HTA and the TensorBoard plug-in",
             partial(_chrome, GzipSink),
         ),
         TraceFormat("chrome-json", ".json", "Chrome trace, uncompressed", partial(_chrome, TextSink)),
         TraceFormat(
-            "perfetto", ".pftrace", "Perfetto's native format: flows, counters, overlapping kernels", _perfetto
+            "perfetto",
+            ".pftrace",
+            "Perfetto's native format, with flows, counters and overlapping kernels",
+            _perfetto,
         ),
         TraceFormat("tensorboard", "", "log directory of the TensorBoard profiler plug-in", _tensorboard),
         TraceFormat(
@@ -154,7 +157,7 @@ FORMATS: Mapping[str, TraceFormat] = {
             "pprof", ".pb.gz", "pprof: CPU samples, host time and GPU time by stack", partial(_profile, pprof_file)
         ),
         TraceFormat("otlp", ".otlp", "OpenTelemetry profiles: the same data as pprof", partial(_profile, _otlp)),
-        TraceFormat("store", "", "folder of typed Parquet columns: opens fastest in this library", _store),
+        TraceFormat("store", "", "folder of typed Parquet columns, which this library opens fastest", _store),
     )
 }
 

@@ -143,7 +143,7 @@ def _binning(row_bins: Sequence[Span], column_bins: Sequence[Span], rows: Axis, 
     ]
     if not sizes:
         return Markup("")
-    return Markup('<p class="note">Each cell covers {}, and shows their largest value.</p>').format(" and ".join(sizes))
+    return Markup('<p class="note">Each cell shows the largest value of {}.</p>').format(" and ".join(sizes))
 
 
 def block_map(blocks: Sequence[Block], summary: str) -> Markup:

@@ -375,7 +375,7 @@ def _facts(sources: Sequence[Source], ranks: Collection[int] | None, *, refine: 
     if missing:
         raise FileError(f"there is no trace of rank {', '.join(map(str, missing[:8]))}")
     if not facts:
-        raise FileError("no trace was given")
+        raise FileError("no trace was given: name at least one")
     return sorted(facts, key=lambda fact: fact.rank)
 
 
@@ -423,7 +423,7 @@ def _check(facts: Sequence[RankTraceFacts], clocks: Mapping[int, RankClock]) -> 
     if len(absolute) not in (0, len(facts)) and len(based) not in (0, len(facts)):
         odd = next(fact for fact in facts if fact not in absolute)
         raise FileError(
-            f"{odd.source.path} does not say when it was recorded ({_BASE}), so it cannot be merged with others"
+            f"{odd.source.path} does not state when it was recorded ({_BASE}), so it cannot be merged with others"
         )
 
 

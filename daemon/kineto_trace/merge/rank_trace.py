@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.quantities import times
 from kineto_trace.collectives.rank_clocks import Blocking, RankClock, blocking, clock_of
 from kineto_trace.collectives.rank_matching import rank_collectives
 from kineto_trace.errors import FileError, TraceError
@@ -100,7 +101,7 @@ def collect_facts(source: Source, *, collectives: bool) -> RankTraceFacts:
     if earliest < EARLIEST_NS:
         raise FileError(
             f"{source.path} has an event {-earliest // _NS_PER_YEAR} years before 1970, which no merged file can hold: "
-            "remove it, or merge the other ranks without this one (--rank)"
+            "remove the event, or merge the other ranks without this one (--rank)"
         )
     rank = source.rank
     if source.rank_from in UNSURE and trace.target.rank is not None:
@@ -138,7 +139,8 @@ def _blocking(trace: Trace) -> Blocking:
 def _lost(trace: Trace) -> tuple[str, ...]:
     notes = list(trace.notes)
     if trace.losses.dropped:
-        notes.append(f"{trace.losses.dropped} activities were lost in the traced process: its buffers were full")
+        lost = times(trace.losses.dropped, "activity was", "activities were")
+        notes.append(f"{lost} lost in the traced process: its buffers were full")
     return tuple(notes)
 
 

@@ -259,7 +259,7 @@ TABLES = (
             Column("bytes", "uint64", "bytes copied"),
             Column("copy_kind", "uint8", "CUPTI's: 1 HtoD, 2 DtoH, 8 DtoD, 10 PtoP, …"),
             Column("src_kind", "uint8", "memory: 1 pageable, 2 pinned, 3 device, …"),
-            Column("dst_kind", "uint8", "memory: the same numbers"),
+            Column("dst_kind", "uint8", "memory, numbered as in src_kind"),
             Column("peer", "uint8", "1: between two devices; the four columns below apply"),
             Column("src_device", "uint32", "device index"),
             Column("src_context", "uint32", "context id"),
@@ -365,7 +365,7 @@ TABLES = (
     ActivityTable(
         name="graph_node",
         row=ViewerRow.NONE,
-        meaning="The nodes of the CUDA graphs whose capture the agent saw, before or during the trace. No times.",
+        meaning="Nodes of the CUDA graphs that the agent saw being captured, before or during the trace. No times.",
         columns=(
             Column("graph", "int32", "number of the captured graph, from 0; not CUPTI's id"),
             Column("node", "int32", "number of the node in its graph, in the order of the capture, from 0"),
@@ -383,7 +383,7 @@ TABLES = (
     ActivityTable(
         name="graph_op",
         row=ViewerRow.NONE,
-        meaning="The operators and annotations that added the nodes of graph_node when those were captured. No times.",
+        meaning="Operators and annotations that added the nodes in graph_node during the capture. No times.",
         columns=(
             Column("graph", "int32", "number of the captured graph"),
             Column("name", "int32", "its name", text=True),
@@ -494,8 +494,8 @@ TABLES = (
             *TIMED[:2],
             Column("name", "int32", "what is measured, in the same words for every vendor, such as DRAM", text=True),
             Column("device", "uint32", "device index as the process sees it"),
-            Column("metric", "int32", "the vendor's name of what is measured; -1: unknown", text=True),
-            Column("unit", "int32", "%, B/s, Hz, W or the vendor's word; -1: none", text=True),
+            Column("metric", "int32", "the vendor's name for it; -1: unknown", text=True),
+            Column("unit", "int32", "%, B/s, Hz, W or the vendor's unit; -1: none", text=True),
             Column(
                 "value", "float64", "mean over the sample, with the precision of a float32; NaN: the sample has none"
             ),
@@ -527,7 +527,7 @@ TABLES = (
             ),
             Column("line", "int32", "line that was executing in most of its samples; 0: unknown"),
             Column("lines", "int32", "its self samples by line and state; -1: unknown", text=True),
-            Column("callees", "int32", "its self samples at calls by line, callee, state; -1: unknown", text=True),
+            Column("callees", "int32", "its self samples at calls by line, callee and state; -1: unknown", text=True),
             Column("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
             Column("call_line", "int32", "line of the caller at which it was called; 0: unknown"),
             Column("idle_sleep", "int32", "idle samples in which the thread was sleeping"),
@@ -537,7 +537,7 @@ TABLES = (
             Column("idle_child", "int32", "idle samples in which it waited for a child process"),
             Column("idle_driver", "int32", "idle samples in which it waited in a driver (ioctl)"),
             Column("idle_memory", "int32", "idle samples in which it waited for a page or to map memory"),
-            Column("ready", "int32", "running samples in which it waited for a CPU at that moment"),
+            Column("ready", "int32", "running samples in which it was waiting for a CPU"),
             Column("collecting", "int32", "running samples in which Python's garbage collector ran on it"),
             Column(
                 "gil_holder",

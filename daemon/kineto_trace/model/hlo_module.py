@@ -16,8 +16,8 @@ class Launch(Enum):
     COLLECTIVE = "kernels of a communication library"
     LIBRARY = "kernels of a library, or its own"
     CALL = "the instructions of a computation"
-    LOOP = "those of a condition and a body, any number of times"
-    BRANCH = "those of one of several computations"
+    LOOP = "the instructions of a condition and a body, any number of times"
+    BRANCH = "the instructions of one of several computations"
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class TargetInfo:
             values = json.loads(text)
             threads = {int(tid): str(name) for tid, name in values.get("threads", {}).items()}
         except (ValueError, AttributeError, RecursionError) as exc:
-            raise SpoolError(f"{TARGET_FILE}: not a target: {exc}") from exc
+            raise SpoolError(f"{TARGET_FILE} does not describe a target: {exc}") from exc
         known = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
         _check(known)
         return cls(**{**known, "threads": threads})
@@ -191,7 +191,7 @@ def base_ns(head: Mapping[str, str], notes: list[str]) -> int:
     if isinstance(base, float) and base.is_integer():
         base = int(base)
     if isinstance(base, bool) or not isinstance(base, int) or not 0 <= base < MAX_BASE_NS:
-        notes.append(f"baseTimeNanoseconds is {str(base)[:40]}, so it is ignored: times are those in the events")
+        notes.append(f"baseTimeNanoseconds is ignored as invalid ({str(base)[:40]}): times are those in the events")
         return 0
     return base
 

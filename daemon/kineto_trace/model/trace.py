@@ -244,9 +244,10 @@ class Trace:
         losses = self.losses
         found = list(self.notes)
         if losses.dropped:
-            found.append(f"{losses.dropped} activities were lost in the traced process: its buffers were full")
+            lost = times(losses.dropped, "activity was", "activities were")
+            found.append(f"{lost} lost in the traced process: its buffers were full")
         if losses.undecoded:
-            found.append(f"{losses.undecoded} recorded activities could not be decoded")
+            found.append(f"{times(losses.undecoded, 'recorded activity', 'recorded activities')} could not be decoded")
         if losses.torn:
             found.append("the end of the recording was cut off")
         return tuple(found)

@@ -217,7 +217,7 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
     if source.format == raw_records.FORMAT:
         return  # a file beside the trace
     if source.torn:
-        parts.warnings.append(f"{source.source}: the last data is truncated because the daemon ended")
+        parts.warnings.append(f"{source.source}: the end of the data is missing because the daemon ended")
     found = _decode(source, target, parts)
     kinds = tuple(found.tables) if source.format in _DECLARED else FILLS.get(source.format, ())
     if source.metadata.get("accelerator"):  # torch's profiler recorded it beside the operators
@@ -322,8 +322,8 @@ def load_kineto_target(target_dir: Path) -> LoadedTarget:
 def _check_id(head: Mapping[str, str], request: OnDemandRequest) -> None:
     found = header_value(head, TRACE_ID)
     if str(found) != str(request.trace_id):
-        what = f"has the trace id {found!r:.40}" if found is not None else "has no trace id"
-        raise DamagedError(f"{_WHAT} {what} instead of {request.trace_id}, so it is not the trace of this request")
+        what = f"the trace id {found!r:.40}, not {request.trace_id}" if found is not None else "no trace id"
+        raise DamagedError(f"{_WHAT} has {what}, so it is not the trace of this request")
 
 
 def counter_rows(
@@ -366,7 +366,7 @@ def counter_rows(
         files.append((device, samples))
     table = counter_table(files, strings, *window_ns) if files else None
     if (together := samples_per_row(files, *window_ns)) > 1:
-        warnings.append(f"hardware counters: too many samples to keep all, so each value is the mean of {together}")
+        warnings.append(f"hardware counters: too many samples to keep, so each value is the mean of {together} samples")
     return FoundCounters(table, tuple(dict.fromkeys(warnings)), gpus.notes)
 
 
@@ -413,4 +413,4 @@ def _why_unknown(uuid: str, devices: Sequence[Mapping[str, Any]], gpus: TargetGp
         return "the process uses a MIG instance, which has no counters of its own"
     if uuids or _is_elsewhere(gpus.addresses.get(uuid, ""), devices):
         return "it is not one of the devices that the process sees"
-    return "the process uses several GPUs, and the trace does not say which of them this is"
+    return "the process uses several GPUs, and the trace does not show which of them this is"

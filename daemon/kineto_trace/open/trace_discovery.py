@@ -49,7 +49,7 @@ def chosen_captures(sources: Sequence[Source], captures: str = LATEST) -> list[S
     """Returns each process with one of its captures: "latest", the one of this id, or "all". Raises FileError."""
     known = sorted({source.capture for source in sources if source.capture})
     if captures not in (LATEST, ALL, *known):
-        listed = ", or one of: " + ", ".join(known[-_MAX_LISTED:]) if known else " (these traces name no captures)"
+        listed = ", or one of: " + ", ".join(known[-_MAX_LISTED:]) if known else " (these traces have no capture ids)"
         raise FileError(f"there is no capture {captures}; expected {LATEST}, {ALL}{listed}")
     if captures == ALL:
         return list(sources)

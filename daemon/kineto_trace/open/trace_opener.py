@@ -207,7 +207,7 @@ def load_xplane(path: Path) -> Trace:
         damaged = 1
     decoded = profiles.decoded(damaged)
     if not decoded.records:
-        raise FileError(f"{path} is an XLA profile without any known event: record again, for longer")
+        raise FileError(f"{path} is an XLA profile without known events: record again, for longer")
     tables = relate(with_program_steps(decoded.tables, strings) or decoded.tables, strings)
     start, end = whole_extent(tables)
     return Trace(

@@ -238,7 +238,7 @@ def read_snapshot(path: str | PathLike[str]) -> MemorySnapshot:
         raise FileError(f"{place} is empty: the snapshot was not written completely")
     if len(data) > MAX_BYTES:
         raise FileError(
-            f"{place} has more than {MAX_BYTES >> 20} MiB, too many for this viewer: take the snapshot with a smaller "
+            f"{place} is larger than {MAX_BYTES >> 20} MiB, the limit of this viewer: take the snapshot with a smaller "
             "max_entries, or without stacks"
         )
     try:

@@ -32,7 +32,7 @@ NO_HISTORY = (
     "torch.cuda.memory._record_memory_history() before the snapshot"
 )
 NO_STACKS = "the snapshot has no stacks: `kinetoctl memory --with-stack` records the Python stack of each allocation"
-NO_TIMES = "this version of torch recorded no times of allocator actions, so there is no curve"
+NO_TIMES = "this version of torch recorded no times for allocator actions, so there is no curve"
 Rows = list[Mapping[str, Any]]
 _OF = columns(
     ("process", "text", "", "name of the snapshot's file, without its suffix"),
@@ -43,15 +43,15 @@ _WHERE = columns(
     ("call_stack", "text", "", 'frames of the allocation, innermost first, separated by ";"'),
 )
 _DEVICES = columns(
-    ("reserved_bytes", "int", "bytes", "what the allocator got from CUDA"),
-    ("allocated_bytes", "int", "bytes", "blocks that tensors use"),
+    ("reserved_bytes", "int", "bytes", "memory that the allocator got from CUDA"),
+    ("allocated_bytes", "int", "bytes", "blocks in use by tensors"),
     (
         "active_bytes",
         "int",
         "bytes",
         "allocated blocks, and blocks that were freed while another stream still uses them",
     ),
-    ("requested_bytes", "int", "bytes", "what the program requested, in the allocated blocks"),
+    ("requested_bytes", "int", "bytes", "memory that the program requested in the allocated blocks"),
     ("rounding_bytes", "int", "bytes", "allocated minus requested bytes: lost inside blocks"),
     ("inactive_split_bytes", "int", "bytes", "free parts of segments that are in use: lost between blocks"),
     ("fragmentation_pct", "float", "%", "inactive_split_bytes as a share of reserved_bytes"),
@@ -63,7 +63,7 @@ _DEVICES = columns(
 _STACKS = columns(
     ("active_bytes", "int", "bytes", "active blocks that were allocated with this stack"),
     ("share_pct", "float", "%", "share of the active bytes of the device"),
-    ("requested_bytes", "int", "bytes", "what the program requested, in these blocks"),
+    ("requested_bytes", "int", "bytes", "memory that the program requested in these blocks"),
     ("blocks", "int", "", "number of these blocks"),
 )
 _SEGMENTS = columns(
@@ -72,7 +72,7 @@ _SEGMENTS = columns(
     ("pool", "text", "", "private pool, such as that of a CUDA graph; missing: the shared pool"),
     ("stream", "int", "", "stream that it belongs to; 0: the default stream"),
     ("reserved_bytes", "int", "bytes", "its size"),
-    ("allocated_bytes", "int", "bytes", "blocks that tensors use"),
+    ("allocated_bytes", "int", "bytes", "blocks in use by tensors"),
     ("awaiting_bytes", "int", "bytes", "blocks that were freed while another stream still uses them"),
     ("inactive_bytes", "int", "bytes", "free blocks"),
     ("largest_free_bytes", "int", "bytes", "largest free block"),
@@ -88,18 +88,18 @@ _BLOCKS = columns(
         f"{ACTIVE}: a tensor uses it; {AWAITING}: freed while another stream uses it; {INACTIVE}: free",
     ),
     ("block_bytes", "int", "bytes", "its size"),
-    ("requested_bytes", "int", "bytes", "what the program requested; missing if it is free"),
+    ("requested_bytes", "int", "bytes", "size that the program requested; missing if the block is free"),
 )
 _CURVE = columns(
     ("time_us", "float", "us", "time since the first action in the history"),
-    ("held_bytes", "int", "bytes", "what the program had requested and not freed"),
-    ("reserved_bytes", "int", "bytes", "what the allocator had from CUDA"),
+    ("held_bytes", "int", "bytes", "memory that the program had requested and not yet freed"),
+    ("reserved_bytes", "int", "bytes", "memory that the allocator had from CUDA"),
 )
 _OOMS = columns(
-    ("time_us", "float", "us", "time since the first action in the history; missing: torch recorded none"),
+    ("time_us", "float", "us", "time since the first action in the history; missing if torch recorded no times"),
     ("wanted_bytes", "int", "bytes", "size that could not be allocated"),
-    ("device_free_bytes", "int", "bytes", "what CUDA reported as free on the device"),
-    ("held_bytes", "int", "bytes", "what the program held at that time"),
+    ("device_free_bytes", "int", "bytes", "free memory on the device, as reported by CUDA"),
+    ("held_bytes", "int", "bytes", "memory that the program held at that time"),
 )
 FIRST_VIEWS = ("snapshot_devices", "snapshot_stacks", "snapshot_ooms")  # for a report
 OOM = "oom"

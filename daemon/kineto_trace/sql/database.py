@@ -264,7 +264,7 @@ class Database:
         if other:
             columns = ", ".join(other)
             self._remarks.append(
-                f"{source.name} declares {columns} of {table.name} differently or not at all: missing in its rows"
+                f"{source.name} declares {columns} of {table.name} differently or not at all, so its rows lack them"
             )
 
     def _events(self, table: SqlTable, names: Sequence[str]) -> pa.Table:

@@ -114,13 +114,13 @@ _RENAMED = {
         "lines",
         NAMES,
         "",
-        "samples: its self samples by line and state, such as `43: 12 running, 3 idle; 51: 2 running`",
+        "if sampled: its self samples by line and state, such as `43: 12 running, 3 idle; 51: 2 running`",
     ),
     "callees": SqlColumn(
         "callees",
         NAMES,
         "",
-        "samples: its self samples at calls of C functions: `43 pickle.dumps: 12 running; 51 .tolist: 2 running`",
+        "if sampled: its self samples at calls of C functions: `43 pickle.dumps: 12 running; 51 .tolist: 2 running`",
     ),
     "hlo": SqlColumn(
         "hlo",
@@ -198,11 +198,11 @@ TRACES = SqlTable(
         SqlColumn("pid", pa.int64(), "", "process id"),
         SqlColumn("process_name", TEXT, "", "name of the process"),
         SqlColumn("framework", TEXT, "", "torch's version, if it is known"),
-        SqlColumn("world_size", pa.int64(), "", "number of ranks of the job"),
+        SqlColumn("world_size", pa.int64(), "", "number of ranks in the job"),
         SqlColumn("window_start_ns", pa.int64(), "ns", "Unix time at which the trace begins"),
         SqlColumn("window_end_ns", pa.int64(), "ns", "Unix time at which it ends"),
         SqlColumn("activities", pa.int64(), "", "rows of `events`"),
-        SqlColumn("notes", pa.list_(TEXT), "", "what was lost or unusual when it was read"),
+        SqlColumn("notes", pa.list_(TEXT), "", "what was lost, or unusual, when the trace was read"),
     ),
 )
 DEVICES = SqlTable(

@@ -15,7 +15,7 @@ CONNECT_S = 10.0
 TIMEOUT_S = 60.0  # of one request
 READ_TRIES = 4
 PAUSE_S = 0.5  # before the second try; doubles each time
-_PROXY = "; the proxy requires a user and a password: put them in https_proxy, or exempt the store in no_proxy"
+_PROXY = "; the proxy requires a user and a password: put them in https_proxy, or add the store to no_proxy"
 _S3_TRIES = 2  # of one request: our own retries are more patient, and report errors
 _SEPARATOR = "://"
 
@@ -153,7 +153,7 @@ def list_url(url: str, read: Callable[[], Any]) -> Any:
     try:
         return read()
     except FileNotFoundError:
-        raise FileError(f"{url}: nothing found; check the name of the bucket") from None
+        raise FileError(f"{url}: nothing found; check the bucket name") from None
     except Exception as exc:
         raise FileError(
             f"{url} cannot be read: {store_error(exc)}; check the address and the store's credentials"

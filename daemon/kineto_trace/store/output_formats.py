@@ -58,7 +58,7 @@ def parse_log_file(text: str) -> LogFile:
     """Returns the parts of a path like /tmp/trace.json. Raises ValueError."""
     path = PurePath(text)
     if text.endswith("/") or path.name in ("", "..") or "\0" in text:
-        raise ValueError(f"expected the path of a file, got {text!r:.200}")
+        raise ValueError(f"expected a file path, got {text!r:.200}")
     for ending, (infix, file_format) in _ENDINGS.items():
         if path.name.endswith(ending) and path.name != ending:
             return LogFile(Path(path.parent), path.name.removesuffix(ending), infix, file_format)

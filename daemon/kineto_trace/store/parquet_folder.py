@@ -198,7 +198,7 @@ def load_columns(directory: Path, fetch: Fetch | None = None) -> Trace:
         version = values["format_version"]
         if version not in READABLE_VERSIONS:
             raise SpoolError(
-                f"{directory} is a stored trace of format {version}, but this version reads only "
+                f"{directory} is a stored trace in format {version}, but this version reads only "
                 f"{' and '.join(map(str, READABLE_VERSIONS))}: use the kinetod that stored it, or record again"
             )
         return _trace(directory, checked_description(values), fetch)
@@ -397,7 +397,7 @@ class _StoredTable:
                 texts = chunk.dictionary
                 numbers = np.append(_column(pc.index_in(texts, value_set=known)), np.int32(NO_STRING))
                 if (numbers[:-1] < 0).any():
-                    raise SpoolError(f"{self._place}: contains strings that are not among the strings of the trace")
+                    raise SpoolError(f"{self._place}: contains strings that are not in the trace's string table")
             codes = _column(chunk.indices)
             if len(codes) and not -1 <= codes.min() <= codes.max() < len(texts):  # Arrow does not check them
                 raise SpoolError(f"{self._place}: an index is outside its dictionary of strings")
@@ -454,7 +454,8 @@ def checked_description(values: Any) -> Mapping[str, Any]:
     for kind in tables:
         known = isinstance(kind, str) and (kind in SCHEMAS) != (kind in own)
         _need(known, f"unknown kind of activity {kind!r:.80}")
-    _need(len(own) <= MAX_OWN_TABLES, f"it declares {len(own)} kinds of activities, more than {MAX_OWN_TABLES}")
+    too_many = f"it declares {len(own)} kinds of activity; at most {MAX_OWN_TABLES} are allowed"
+    _need(len(own) <= MAX_OWN_TABLES, too_many)
     if isinstance(tables, dict):
         for kind, entry in tables.items():
             _check_table(f"tables.{kind}", entry)

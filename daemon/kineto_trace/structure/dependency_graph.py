@@ -510,7 +510,7 @@ def find_window(context: Context, annotation: str, instance: Instance, *, option
     order = np.argsort(start, kind="stable")
     first, last = instance_range(instance) or (0, len(order) - 1)
     if not 0 <= first <= last < len(order):
-        raise ViewError(f"option instance: {annotation!r} has instances 0 to {len(order) - 1}, but not {instance!r}")
+        raise ViewError(f"option instance: {annotation!r} has instances 0 to {len(order) - 1}, got {instance!r}")
     picked = order[first : last + 1]
     return Window(int(start[picked].min()), int(end[picked].max()))
 

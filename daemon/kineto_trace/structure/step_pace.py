@@ -71,10 +71,11 @@ class StepPace:
         """Returns a note on steps that do not show the pace; None if all do."""
         told = []
         if self.slow.any():
-            listed = ", ".join(map(str, self.number[self.slow].tolist()))
+            slow = self.number[self.slow].tolist()
+            which = f"step{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))}"
             took, usual = int(self.length[self.slow].sum()), int(np.median(self.length[~self.left_out]))
             told.append(
-                f"warm-up is left out of means and savings: step {listed} ({format_duration(took)}; the others take "
+                f"warm-up is left out of means and savings: {which} ({format_duration(took)}; the others take "
                 f"{format_duration(usual)})"
             )
         if self.ahead.any():
@@ -85,17 +86,17 @@ class StepPace:
         mine = float(self.length[self.ahead].mean())
         if self.untypical.all():
             return (
-                "the host ran ahead of the GPU in every complete step, so their lengths do not show the pace: a step "
+                "the host ran ahead of the GPU in every complete step, so step lengths do not show the pace: a step "
                 f"takes {format_duration(mine)} on the host and {format_duration(self.gpu_ns)} on the GPU; record more "
                 "steps"
             )
         count, listed = int(self.ahead.sum()), ", ".join(map(str, self.number[self.ahead][:_SHOWN].tolist()))
-        which = f"{count} early steps are" if count > 1 else "1 early step is"
+        which, plural = (f"{count} early steps are", "s") if count > 1 else ("1 early step is", "")
         usual = float(self.length[~self.untypical].mean())
         return (
             f"{which} left out of means and savings, because the host ran ahead of the GPU until its queue was full: "
-            f"step {listed}{', …' if count > _SHOWN else ''} ({format_duration(mine)} on average; the others take "
-            f"{format_duration(usual)})"
+            f"step{plural} {listed}{', …' if count > _SHOWN else ''} ({format_duration(mine)} on average; the others "
+            f"take {format_duration(usual)})"
         )
 
 

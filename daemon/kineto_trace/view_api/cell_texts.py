@@ -59,14 +59,14 @@ HEADS: Mapping[str, tuple[str, str]] = {
     "step_breakdown": ("Parts of a step", "Each moment counts towards the first of these that was active."),
     "findings": ("What to change", "Changes, each with the time that it would save."),
     "not_recorded": ("What was not recorded", "And the option that records it."),
-    "flame_graph": ("Flame graph", "Identical stacks are merged, over all ranks; a frame is as wide as the time or "
-                    "samples in it and in what it called."),
+    "flame_graph": ("Flame graph", "Identical stacks are merged across all ranks; the width of a frame is the time or "
+                    "samples in it and its callees."),
     "gpu_summary": ("GPUs", "Utilization counts kernels only; busy also counts copies and fills."),
     "idle_causes": ("Why the GPUs were idle", "Share of the steps' time, or of the trace, in which a GPU did nothing."),
     "gpu_utilization": ("GPU utilization over time", "Share of each interval in which a kernel ran."),
     "kernels": ("Kernels", "By name, most time first."),
     "operators": ("Operators", "Self excludes the operators inside."),
-    "python_samples": ("Python", "By line, from stack samples; what ran most comes first, idle threads last."),
+    "python_samples": ("Python", "By line, from stack samples; the lines that ran most come first, idle threads last."),
     "threads": ("Threads", "Threads of the process by CPU time, including those without Python."),
     "collective_summary": ("Collectives", "Bandwidths use the factors of nccl-tests."),
     "memory_curve": ("Memory over time", "What the allocator handed out, and what it holds."),
@@ -74,7 +74,7 @@ HEADS: Mapping[str, tuple[str, str]] = {
     "memory_fragmentation": ("Reserved but unused memory", "What the allocator holds but has not handed out."),
     "memory_peak": ("What filled the memory at its peak", "By the operator that allocated it."),
     "diff_tree": ("Tree of differences", "Steps, modules, optimizer steps and data loading of two traces, matched in "
-                  "order: one node and what is inside it."),
+                  "order: one node and its children."),
     "diff_tree_operators": ("Operators of a node", "One node of the diff tree: sums over all steps of two traces."),
     "recommendations": ("Exceeded thresholds", "The rules of the TensorBoard plug-in."),
     "sm_efficiency": ("SM efficiency", ""),

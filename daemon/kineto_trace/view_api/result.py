@@ -144,7 +144,7 @@ def result_text(result: ResultData) -> str:
     head = f"<Result {_line(result.view)}: {size}{notes}{failure}>"
     lines = _text_table(result) if len(result) else []
     left = len(result) - TEXT_ROWS
-    return "\n".join([head, *lines, *([f"… {left:,} more rows"] if left > 0 else [])])
+    return "\n".join([head, *lines, *([f"… {left:,} more row{'s' if left > 1 else ''}"] if left > 0 else [])])
 
 
 def result_html(result: ResultData) -> str:
@@ -192,7 +192,8 @@ def _cells(result: ResultData, columns: Sequence[ResultColumn], rows: int) -> li
 
 def _remarks(result: ResultData, shown: Sequence[ResultColumn]) -> list[str]:
     left, empty = len(result) - HTML_ROWS, len(result.columns) - len(shown)
-    found = [f"… {left:,} more rows: to_pandas(), rows() and table give all"] if left > 0 else []
+    rows = f"… {left:,} more row{'s' if left > 1 else ''}"
+    found = [f"{rows}: use to_pandas(), rows() or table to get them all"] if left > 0 else []
     found += [f"{times(empty, 'column')} without a value {'is' if empty == 1 else 'are'} left out"] if empty else []
     found += [_line(result.failure)] if result.failure else []
     found += [f"note: {_line(note)}" for note in result.notes[:MAX_NOTES]]

@@ -39,7 +39,7 @@ def write_result(result: Result, path: Path, format_name: str = "") -> int:
     name = format_name or path.suffix.removeprefix(".")
     content = FORMATS.get(name)
     if content is None:
-        raise FormatError(f"no result format is called {name!r}; available: {', '.join(FORMATS)}")
+        raise FormatError(f"unknown result format {name!r}; available: {', '.join(FORMATS)}")
     data = content(result)
     write_atomically(path, data)
     return len(data)

@@ -410,10 +410,10 @@ class AgentHub:
 def _not_introduced(connection: Connection, reason: str) -> AttachError:
     pid = connection.identity.pid
     if connection.died or not connection.identity.alive():
-        return AttachError(AttachCode.GONE, f"process {pid} ended while the agent started in it")
+        return AttachError(AttachCode.GONE, f"process {pid} ended while the agent was starting")
     return AttachError(
         AttachCode.FAILED,
-        f"the agent was injected into process {pid} but did not start: {reason}; to see more, start such a process "
+        f"the agent was injected into process {pid} but did not start: {reason}; for details, start the program "
         "with KINETO_AGENT_LOG set, attach again and read that log",
     )
 

@@ -215,7 +215,7 @@ class Connection:
             self.fail(f"a frame longer than {wire.MAX_FRAME_BYTES} bytes")
             return
         if msg_flags & socket.MSG_CTRUNC or len(fds) > 1:
-            self.fail("a frame with more than one file descriptor, or with one while an earlier one has not closed")
+            self.fail("a frame with more than one file descriptor, or with one while an earlier one is still closing")
             return
         if fds and not is_memfd(fds[0]):
             self.fail("a file descriptor that is not a memfd")
@@ -229,7 +229,7 @@ class Connection:
             self.fail(str(exc))
             return
         if bool(fds) != isinstance(message, wire.Arena):
-            self.fail(f"{type(message).__name__} with {len(fds)} file descriptors")
+            self.fail(f"{type(message).__name__} {'with' if fds else 'without'} a file descriptor")
             return
         self._handler.on_message(self, message, fds.pop() if fds else None)
 
@@ -299,7 +299,7 @@ class LinkServer:
             self.start()
         except StartError as exc:
             return [f"agents cannot connect: the socket {self.path} is gone; {exc}"]
-        log.warning("the socket %s was gone; it has been created again", self.path)
+        log.warning("the socket %s was missing and has been recreated", self.path)
         asyncio.get_running_loop().remove_reader(old.fileno())
         old.close()
         return []
@@ -326,7 +326,7 @@ class LinkServer:
     def _pause(self, exc: OSError) -> None:
         """Out of descriptors or memory: try again soon instead of spinning."""
         assert self._listener is not None
-        log.error("cannot accept connections of agents: %s; trying again", exc.strerror)
+        log.error("cannot accept connections from agents: %s; retrying", exc.strerror)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener.fileno())
         loop.call_later(RETRY_ACCEPT_S, self._resume)  # a listener created in between is already being read

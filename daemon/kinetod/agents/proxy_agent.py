@@ -123,9 +123,9 @@ class RemoteCuptiSource(CuptiSource):
         if found is None:
             raise SourceError(
                 "CUPTI_LIBRARY",
-                "no libcupti was found, neither next to the process's CUDA libraries nor in CUDA_HOME, "
-                "/usr/local/cuda, LD_LIBRARY_PATH or the system's folders as the process sees them. Install the CUPTI "
-                "of its CUDA version in one of these places, then trace again",
+                "libcupti was not found next to the process's CUDA libraries, or in CUDA_HOME, /usr/local/cuda, "
+                "LD_LIBRARY_PATH or the system's folders (as the process sees them). Install CUPTI for its CUDA "
+                "version in one of these places, then trace again",
             )
         return found
 
@@ -228,7 +228,7 @@ def main() -> int:
         helper = _helper(pid, sys.argv[4:])
         ends = [socket.socket(fileno=link), socket.socket(fileno=channel)]
     except (ValueError, OSError) as exc:
-        print(f"not descriptors of a link and a collector ({exc}); this is for kinetod to start", file=sys.stderr)  # noqa: T201
+        print(f"not descriptors of a link and a collector ({exc}); only kinetod starts this program", file=sys.stderr)  # noqa: T201
         return 2
     for end in ends:
         os.set_inheritable(end.fileno(), False)

@@ -139,7 +139,9 @@ class AttachRequest:
                 if difference := self.approved.difference(found):
                     raise replaced(self.key.pid, difference)
                 return found
-        raise AttachError(AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists the others")
+        raise AttachError(
+            AttachCode.GONE, f"process {self.key.pid} has ended; `kinetoctl ps --all` lists running processes"
+        )
 
     def explained(self, error: AttachError) -> AttachError:
         """Returns this error, or a better one if the process has been replaced, keeps changing its credentials (so that

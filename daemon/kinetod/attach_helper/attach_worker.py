@@ -136,7 +136,7 @@ def main() -> int:
         if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
             raise OSError("it is a different kind of socket")
     except OSError as exc:
-        print(f"standard input is not a sequenced-packet socket ({exc}); this is for kinetod to start", file=sys.stderr)  # noqa: T201
+        print(f"standard input is not a seqpacket socket ({exc}); only kinetod starts this program", file=sys.stderr)  # noqa: T201
         return 2
     with contextlib.suppress(OSError):  # no process is left to us: attaches are as safe, except when we are stopped
         WATCHDOG.start()

@@ -268,7 +268,7 @@ def _asleep_since(pid: int, proc: Path = PROC) -> str:
 def _timeout(pid: int, error: AttachError | None) -> AttachError:
     """Error for a passed deadline. error: why another method could not be used."""
     delay = standstill.delay(pid)
-    why = f"Its new thread is waiting for {delay}." if delay else "Is it in a long call that holds the GIL?"
+    why = f"Its new thread is waiting for {delay}." if delay else "Is the process in a long call that holds the GIL?"
     besides = f" (Another method failed too: {error.reason})" if error is not None else ""
     return AttachError(
         AttachCode.TIMEOUT,

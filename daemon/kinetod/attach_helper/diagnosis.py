@@ -141,7 +141,7 @@ def _libc(mapped: MappedFacts | None) -> Finding:
 
 def _agent(agent: KnownAgent) -> Finding:
     name = "agent"
-    origin = "injected by the daemon" if agent.attached else "part of the process"
+    origin = "injected by the daemon" if agent.attached else "started by the process itself"
     if agent.state == _READY:
         return Finding(name, Status.OK, f"kineto-agent {agent.version}, {origin}")
     if agent.state == _BUSY:
@@ -200,7 +200,7 @@ def _cupti(subject: Subject, mapped: MappedFacts | None) -> Finding:
         return Finding(name, Status.NOTE, "not loaded, and neither is CUDA")
     found = _installed_cupti(subject.process.pid, mapped)
     if found is None:
-        advice = f"install the CUPTI of its CUDA version, or start the process with {env.CUPTI_LIBRARY} set"
+        advice = f"install CUPTI for its CUDA version, or start the process with {env.CUPTI_LIBRARY} set"
         detail = "not loaded, and not found in the usual places; the agent also searches Python's own paths"
         return Finding(name, Status.UNKNOWN, detail, advice)
     path, file = found
@@ -224,10 +224,12 @@ def _cuda_graphs(subject: Subject, mapped: MappedFacts | None) -> Finding:
     if not mapped.cuda:
         return Finding(name, Status.OK, "none without CUDA")
     if file := device_graph_code.find(subject.process.pid):
-        detail = f"device code in {file} launches graphs: with CUPTI in the process that could end the program"
+        detail = f"device code in {file} launches graphs; with CUPTI in the process, these could crash it"
         return Finding(name, Status.NOTE, detail, "a capture does not use CUPTI: no GPU activities")
     if mapped.cupti_stays:
-        detail = "a capture has recorded graph launches, or could not rule them out: CUPTI stays until the process ends"
+        detail = (
+            "a capture recorded graph launches or could not rule them out: CUPTI stays in the process until it ends"
+        )
         return Finding(
             name, Status.NOTE, detail, "graph launches already take slightly longer; more captures do not add to that"
         )

@@ -389,7 +389,7 @@ def refusal(said: messages.Answer, pid: int) -> AttachError:
 
 
 def _no_diagnosis(name: str, why: str, code: AttachCode = AttachCode.FAILED) -> Diagnosis:
-    advice = "an administrator can change the policy of the attach helper" if code is AttachCode.NOT_PERMITTED else ""
+    advice = "an administrator can change the attach helper's policy" if code is AttachCode.NOT_PERMITTED else ""
     return Diagnosis(method="", findings=(Finding(name, Status.PROBLEM, why, advice, code),))
 
 

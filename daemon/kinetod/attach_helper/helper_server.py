@@ -207,7 +207,7 @@ class AttachService:
                 raise ProcessLookupError
         except (OSError, ValueError):
             raise Denial(
-                AttachCode.GONE, f"process {key.pid} has ended; `kinetoctl ps --all` lists the others"
+                AttachCode.GONE, f"process {key.pid} has ended; `kinetoctl ps --all` lists running processes"
             ) from None
         if key.pid == os.getpid() or _is_child(key.pid, self._proc):
             reason = f"process {key.pid} is the attach helper itself; choose another process"

@@ -119,9 +119,7 @@ DECODER_CRASHES = _counter("kineto_decode_worker_crashes", "Decode workers that 
 LINK_REFUSALS = _counter(
     "kineto_link_refusals", "Connections to the agent socket that were refused or closed.", ["reason"]
 )
-LINK_THROTTLED = _counter(
-    "kineto_link_throttled", "Times that an agent sent too much, so that it was read more slowly."
-)
+LINK_THROTTLED = _counter("kineto_link_throttled", "Times an agent was read more slowly because it sent too much.")
 
 POLLING_PROCESSES = _gauge("kineto_polling_processes", "Processes whose libkineto polls this daemon.")
 POLLS_ANSWERED = _counter("kineto_polls_answered", "Polls from libkineto that were answered.")
@@ -151,7 +149,7 @@ DYNOLOG_REQUESTS = _counter(
     ["function", "outcome"],
 )
 DYNOLOG_FILES = _counter(
-    "kineto_dynolog_files", "Trace files that Dynolog's clients asked to be written outside the store.", ["result"]
+    "kineto_dynolog_files", "Trace files that Dynolog's clients requested outside the store.", ["result"]
 )
 
 LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")

@@ -110,7 +110,7 @@ def from_token(token: str) -> tuple[int, str]:
         return int(created_ns), capture_id
     except (ValueError, binascii.Error) as exc:
         raise invalid(
-            "page_token", "is not a page token of this daemon; use next_page_token of the previous page"
+            "page_token", "is not a page token of this daemon; use the next_page_token of the previous page"
         ) from exc
 
 
@@ -269,8 +269,8 @@ class CaptureManager:
         if its_digest != digest:
             raise AlreadyExists(
                 Reason.IDEMPOTENCY_KEY_REUSED,
-                f"the idempotency key {key.text!r} was already used for another request, capture "
-                f"{capture_id}; use a new key",
+                f"the idempotency key {key.text!r} was already used for another request (capture "
+                f"{capture_id}); use a new key",
                 capture_id=capture_id,
             )
         return await self.get(capture_id)
@@ -373,7 +373,7 @@ class CaptureManager:
                 await self._store.run(self._store.save_answer, capture.id, answer)
                 capture.answer.CopyFrom(answer)
         except KinetodError as exc:
-            log.warning("cannot store the answer about capture %s: %s", capture.id, exc)
+            log.warning("cannot store the analysis of capture %s: %s", capture.id, exc)
         finally:
             self.on_answer(capture)
 
@@ -547,5 +547,5 @@ def no_such_capture(capture_id: str) -> NotFound:
     """NotFound for a capture that does not exist or is hidden from the caller."""
     return NotFound(
         Reason.NO_SUCH_CAPTURE,
-        f"no capture {capture_id[:80]!r} is visible to you; `kinetoctl captures list` shows those that are",
+        f"no capture {capture_id[:80]!r} is visible to you; `kinetoctl captures list` shows the visible ones",
     )

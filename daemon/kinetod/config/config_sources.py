@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import tomllib
 from kineto_protos.endpoints import is_loopback
+from kineto_trace.base.quantities import times
 
 from kinetod.base import notify
 from kinetod.base.http_headers import headers_in, webhook_secret_in
@@ -425,7 +426,7 @@ def dynolog_problems(config: Config) -> Iterable[tuple[str, str]]:
 def compat_problems(config: Config) -> Iterable[tuple[str, str]]:
     """Settings of metrics under other names that would have no effect, or too much."""
     if config.metrics_compat != COMPAT_OFF and config.metrics_listen is None:
-        yield "metrics.compat", "has no effect without metrics.listen (for Dynolog's scrapers 127.0.0.1:8080)"
+        yield "metrics.compat", "has no effect without metrics.listen (127.0.0.1:8080 for Dynolog's scrapers)"
     if config.gpu_interval_ns and config.json_log == JSON_LOG_OFF:
         yield "metrics.gpu_interval", "has no effect without metrics.json_log; /metrics includes the GPUs anyway"
     if 0 < config.gpu_interval_ns < SECOND_NS:
@@ -446,7 +447,7 @@ _WIDTH = 100
 _HEAD = """\
 # kinetod's configuration (TOML). Every key is here, commented out, with its default.
 # Durations are "500ms", "5s", "10min"; sizes "128MiB", "8GiB" or a number of bytes.
-# The environment variable of each key takes precedence over this file, a command-line option over both.
+# Environment variables override this file, and command-line options override both.
 # Check it with: kinetod --check-config. Keys marked "reload" take effect on: systemctl reload kinetod
 """
 
@@ -511,7 +512,7 @@ class Reloader:
             try:
                 await self.reload()
             except Exception:
-                log.exception("the configuration was not reloaded; the running one stays in force")
+                log.exception("the configuration was not reloaded; the previous one stays in use")
             notify.ready(self._status())
 
     async def reload(self) -> None:
@@ -521,7 +522,7 @@ class Reloader:
         except ConfigError as exc:
             for problem in exc.problems:
                 log.error("%s", problem)
-            log.error("the configuration has errors and was not reloaded; the running one stays in force")
+            log.error("the configuration has errors and was not reloaded; the previous one stays in use")
             return
         for warning in loaded.warnings:
             log.warning("%s", warning)
@@ -532,7 +533,7 @@ class Reloader:
             log.warning("%s takes effect at the next start", _change(key, running, loaded.config))
         for key in changed:
             log.info("%s", _change(key, running, config))
-        log.info("the configuration was reloaded: %d keys changed", len(changed))
+        log.info("the configuration was reloaded: %s changed", times(len(changed), "key"))
 
 
 def _change(key: SettingSpec, old: Config, new: Config) -> str:

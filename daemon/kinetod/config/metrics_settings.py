@@ -53,8 +53,8 @@ class ForeignToolsConfig:
     )
     dynolog_tracing: str = setting(
         "dynolog.tracing", Choice("agent", "kineto", "refuse"), "agent", reload=True,
-        meaning="what records in a polling process unless a request specifies it: kinetod's agent, or the process's "
-        "own libkineto (kineto); refuse: nothing, whatever a request specifies",
+        meaning="what records in a polling process if a request does not choose: kinetod's agent, or the process's "
+        "own libkineto (kineto); refuse: nothing, even if a request chooses",
     )
     dynolog_rpc: ListenAddress | None = setting(
         "dynolog.rpc", Maybe(ParsedText("address", parse_dynolog_rpc)), None,

@@ -106,7 +106,7 @@ class Config(MetricsConfig):
     )
     max_captures: int = setting(
         "captures.max_captures", Count(1), 32, option="--max-captures", reload=True,
-        meaning="captures that may run at the same time",
+        meaning="how many captures may run at the same time",
     )
     max_trace_bytes: int = setting(
         "captures.max_trace_bytes", Size(), 8 << 30, option="--max-trace-bytes", reload=True,
@@ -122,8 +122,8 @@ class Config(MetricsConfig):
     )
     gpu_drain_limit_ns: int = setting(
         "captures.gpu_drain_limit", Duration(least_ns=10**6), 300 * 10**6, option="--gpu-drain-limit", reload=True,
-        meaning="how long CUPTI's first and last call may wait for work queued on a GPU, which delays the program's "
-        "launches, too; if it would take longer, CUPTI is not called",
+        meaning="how long CUPTI's first and last call may wait for work queued on a GPU (this delays the program's "
+        "launches, too); if the wait would be longer, CUPTI is not called",
     )
     decode_deadline_ns: int = setting(
         "captures.decode_deadline", Duration(), 600 * SECOND_NS, option="--decode-deadline", reload=True,
@@ -184,7 +184,8 @@ class Config(MetricsConfig):
     )
     min_free_percent: int = setting(
         "store.min_free_percent", Count(0, 90), 0, reload=True,  # min_free_bytes takes precedence if it is larger
-        meaning="the same, as a percentage of that disk; the larger of the two applies",
+        meaning="percentage of the state folder's disk to leave free; the larger of this and store.min_free_bytes "
+        "applies",
     )
     start_free_bytes: int = setting(
         "store.start_free_bytes", Size(least=0), 256 << 20, reload=True,
@@ -197,7 +198,7 @@ class Config(MetricsConfig):
     max_store_bytes: int = setting(
         "store.max_bytes", Size(least=0), 100 << 30, reload=True,
         meaning="space that all captures may occupy on this disk; beyond it, the oldest captures of the user who "
-        "occupies most are removed; 0: no limit",
+        "occupies the most are removed; 0: no limit",
     )
     max_user_bytes: int = setting(
         "store.max_bytes_per_user", Size(least=0), 0, reload=True,
@@ -207,7 +208,7 @@ class Config(MetricsConfig):
     user_share_percent: int = setting(
         "store.share_per_user", Count(0, 100), 25, reload=True,
         meaning="percentage of store.max_bytes (of the disk, if that is smaller) that is guaranteed to each user; it "
-        "also limits a user's captures that cannot be removed (pinned, running, not yet uploaded); 0: no shares",
+        "also limits a user's captures that cannot be removed (pinned, running, not yet uploaded); 0: off",
     )
     max_user_captures: int = setting(
         "store.max_captures_per_user", Count(0), 5000, reload=True,
@@ -220,7 +221,7 @@ class Config(MetricsConfig):
     )
     retention_interval_ns: int = setting(
         "store.retention_interval", Duration(), 600 * SECOND_NS, reload=True,
-        meaning="how often to look for captures to remove, in addition to the end of each capture",
+        meaning="how often to look for captures to remove; this also happens whenever a capture ends",
     )
     keep_local: bool = setting(
         "store.keep_local", Switch(), True, reload=True,
@@ -239,11 +240,11 @@ class Config(MetricsConfig):
     )
     upload_endpoint: str = setting(
         "upload.endpoint", ParsedText("address", checked_endpoint), "", reload=True,
-        meaning="https://host:port of an S3-compatible store; empty: Amazon's, or that in AWS_ENDPOINT_URL",
+        meaning="https://host:port of an S3-compatible store; empty: Amazon's, or the one in AWS_ENDPOINT_URL",
     )
     upload_parallel: int = setting(
         "upload.parallel", Count(1, 32), 2, reload=True,
-        meaning="captures uploaded at the same time, plus one for a user who has none in progress",
+        meaning="how many captures are uploaded at the same time, plus one for a user who has none in progress",
     )
     upload_bytes_per_second: int = setting(
         "upload.max_bytes_per_second", Size(least=0), 0, reload=True,
@@ -251,7 +252,7 @@ class Config(MetricsConfig):
     )
     upload_retry_pause_ns: int = setting(
         "upload.retry_pause", Duration(), 600 * SECOND_NS, reload=True,
-        meaning="longest pause between two attempts; it starts at one second and doubles each time",
+        meaning="longest pause between two attempts; pauses start at one second and double each time",
     )
     upload_timeout_ns: int = setting(
         "upload.timeout", Duration(), 60 * SECOND_NS, reload=True,
@@ -260,7 +261,7 @@ class Config(MetricsConfig):
 
     hook_on: tuple[str, ...] = setting(
         "hooks.on", ListOf(Choice(ALL_ENDS, "done", "partial", "failed", "cancelled")), (ALL_ENDS,), reload=True,
-        meaning="how captures must have ended to trigger hooks: all, done, partial, failed, cancelled",
+        meaning="which captures trigger hooks, by how they ended: all, done, partial, failed, cancelled",
     )
     hook_command: tuple[str, ...] = setting(
         "hooks.command", ListOf(Text()), (), reload=True,
@@ -351,7 +352,7 @@ class Config(MetricsConfig):
     )
     tls_key: Path | None = setting(
         "access.tls_key", Maybe(SecretFile()), None,
-        meaning="the key of that certificate (PEM), or credential:NAME",
+        meaning="the private key of the server's certificate (PEM), or credential:NAME",
     )
     tls_client_ca: Path | None = setting(
         "access.tls_client_ca", Maybe(ExistingFile()), None,
@@ -395,8 +396,8 @@ class Config(MetricsConfig):
     )
     max_watches_per_user: int = setting(
         "access.max_watches_per_user", Count(1, 1024), 4, reload=True,
-        meaning="watches of the host (`kinetoctl top`), and as many of counters, that one caller may have in progress; "
-        "they also count as calls",
+        meaning="host watches (`kinetoctl top`) that one caller may have in progress, and as many counter watches; "
+        "both also count as calls",
     )
     max_streams_per_user: int = setting(
         "access.max_streams_per_user", Count(1, 4096), 16, reload=True,
@@ -416,8 +417,8 @@ class Config(MetricsConfig):
 
     pod_resources: bool = setting(
         "kubernetes.pod_resources", Switch(), False,
-        meaning="whether to ask the kubelet which containers have which GPUs; an attach helper, if there is one, opens "
-        "the connection, to `kubelet_socket` in its attach.toml",
+        meaning="whether to ask the kubelet which containers have which GPUs; if there is an attach helper, it opens "
+        "the connection (to `kubelet_socket` in its attach.toml)",
     )
     kubelet_socket: Path = setting(
         "kubernetes.kubelet_socket", ParsedText("path", checked_socket_path),

@@ -34,7 +34,7 @@ _LOOK_ROUND_S = 0.5
 @click.option(
     "--parent",
     is_flag=True,
-    help="Receive connections over standard input, a socket from the daemon, and exit when that is closed.",
+    help="Receive connections through standard input, which is a socket from the daemon; exit when it is closed.",
 )
 @click.option(
     "--caller",
@@ -55,7 +55,7 @@ _LOOK_ROUND_S = 0.5
 @click.option(
     "--library",
     type=click.Path(path_type=Path),
-    help="Library for the backend (with auto: for cupti). Default for cupti: that of the wheel nvidia-cuda-cupti, "
+    help="Library for the backend (with auto: for cupti). Default for cupti: the one in the wheel nvidia-cuda-cupti, "
     "otherwise the host's.",
 )
 @click.option(
@@ -63,10 +63,10 @@ _LOOK_ROUND_S = 0.5
     type=click.IntRange(min=1),
     multiple=True,
     metavar="PID",
-    help="If no libcupti is installed, use that of process PID, provided that only root and the service's own user "
+    help="If no libcupti is installed, use the one of process PID, provided that only root and the service's own user "
     "could have changed it.",
 )
-@idle_exit_option("if a service manager passed the socket or with --parent")
+@idle_exit_option("with --parent, or if a service manager passed the socket")
 @log_level_option
 @click.version_option(__version__, prog_name="kinetod-counters")
 def command(

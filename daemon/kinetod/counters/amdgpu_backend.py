@@ -175,7 +175,7 @@ def read_table(data: bytes) -> MetricsTable:
     key = (version[0], version[1])
     name = f"{key[0]}.{key[1]}"
     if size != len(data):
-        raise UnknownTableError(f"the header of version {name} says {size} bytes, but {len(data)} were read")
+        raise UnknownTableError(f"the header of version {name} states {size} bytes, but {len(data)} were read")
     if key == SELF_DESCRIBING:
         return MetricsTable(version=name, fields=_described(data))
     layout = LAYOUTS.get(key)
@@ -349,7 +349,7 @@ SETS: Mapping[str, Sequence[AmdMetric]] = {
     "interconnect": (*_XGMI, _GPU, _DRAM, _UMC),
 }
 ALL = (*(each for metrics in SETS.values() for each in metrics), *_BY_NAME)
-NO_TENSOR = "the driver's table gpu_metrics does not cover matrix units or instructions"
+NO_TENSOR = "the driver's gpu_metrics table does not cover matrix units or instructions"
 
 
 def known_metrics(table: MetricsTable) -> dict[str, AmdMetric]:
@@ -368,7 +368,7 @@ def of_set(table: MetricsTable, name: str) -> tuple[list[AmdMetric], list[LeftOu
         else:
             missing.setdefault(label, each.metric.name)
     names = {each.metric.name for each in found.values()}
-    why = f"this GPU's table gpu_metrics (version {table.version}) does not have it"
+    why = f"this GPU's gpu_metrics table (version {table.version}) does not have it"
     left_out = [
         LeftOutMetric(name=metric, why=why)
         for label, metric in missing.items()
@@ -466,7 +466,7 @@ class AmdgpuBackend:
         drivers = {gpu.pci_bus_id: gpu for gpu in drm_gpus(self._sys, self._proc)}
         known = [gpu for gpu in kernel_gpus(AMD, self._sys, self._proc) if gpu.pci_bus_id in drivers]
         if not known:
-            raise CounterError(CounterCode.UNAVAILABLE, "no AMD GPU on this host uses the driver amdgpu")
+            raise CounterError(CounterCode.UNAVAILABLE, "no AMD GPU on this host uses the amdgpu driver")
         with self._lock:
             self._folders = {gpu.uuid: drivers[gpu.pci_bus_id].folder for gpu in known}
         return [self._described(gpu, drivers[gpu.pci_bus_id]) for gpu in known]
@@ -518,7 +518,7 @@ class AmdgpuBackend:
         if missing := [name for name in wanted.metrics if name not in known]:
             everywhere = {each.metric.name for each in ALL}
             why = (
-                f"this GPU's table gpu_metrics (version {table.version}) does not have {missing[0]!r}"
+                f"this GPU's gpu_metrics table (version {table.version}) does not have {missing[0]!r}"
                 if missing[0] in everywhere
                 else f"there is no metric {missing[0]!r}"
             )
@@ -534,7 +534,7 @@ class AmdgpuBackend:
         if interval_ns < LEAST_NS:
             reason = (
                 f"GPU {uuid}: an interval of {format_duration(interval_ns)} is too short: each reading of an "
-                "AMD GPU takes time of its firmware, which also controls its clocks; use at least "
+                "AMD GPU occupies its firmware, which also controls its clocks; use at least "
                 f"{format_duration(LEAST_NS)}"
             )
             raise CounterError(CounterCode.INVALID_METRIC, reason)
@@ -569,14 +569,14 @@ def checked_table(folder: Path) -> MetricsTable:
         reason = f"this user cannot read the driver's table {folder / _TABLE}"
         raise CounterError(CounterCode.NOT_PERMITTED, reason) from exc
     except FileNotFoundError as exc:
-        reason = "the driver has no table gpu_metrics for this GPU: the GPU is too old, or virtual"
+        reason = "the driver has no gpu_metrics table for this GPU: the GPU is too old, or virtual"
         raise CounterError(CounterCode.UNAVAILABLE, reason) from exc
     except OSError as exc:
         raise CounterError(CounterCode.UNAVAILABLE, _unreadable(exc)) from exc
     except UnknownTableError as exc:
-        raise CounterError(CounterCode.UNAVAILABLE, f"the driver's table gpu_metrics cannot be read: {exc}") from exc
+        raise CounterError(CounterCode.UNAVAILABLE, f"the driver's gpu_metrics table cannot be read: {exc}") from exc
     if not known_metrics(table):
-        raise CounterError(CounterCode.UNAVAILABLE, "the driver's table gpu_metrics for this GPU is empty")
+        raise CounterError(CounterCode.UNAVAILABLE, "the driver's gpu_metrics table for this GPU is empty")
     return table
 
 

@@ -40,7 +40,7 @@ class _Asked:
     def __init__(self, backend: CounterBackend, answer_s: float) -> None:
         self._due = time.monotonic() + answer_s
         self.gpus: list[CounterDevice] | None = None
-        self.error = CounterError(CounterCode.FAILED, f"the library of the backend {backend.name} is not responding")
+        self.error = CounterError(CounterCode.FAILED, f"the library of the {backend.name} backend is not responding")
         self.done = threading.Event()
         threading.Thread(target=self._ask, args=(backend,), name=f"counters {backend.name}", daemon=True).start()
 

@@ -230,7 +230,7 @@ class CounterSession:
             text = clean(f"{status.failed_call}: {status.failure} ({status.failed_result})", 300)
             return CounterCode.FAILED, f"sampling ended early: {text}"
         if status.ended and status.end == TOO_LONG:
-            return CounterCode.FAILED, "sampling ended early: its maximum duration is over"
+            return CounterCode.FAILED, "sampling ended early: the maximum duration was reached"
         if not status.ended and (self._asked_to_stop or self.gone()):
             return CounterCode.FAILED, "kinetod-counters has ended or is not responding; later samples are missing"
         return "", ""

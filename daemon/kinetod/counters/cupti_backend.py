@@ -52,7 +52,7 @@ INSUFFICIENT_PRIVILEGES = 35
 VIRTUAL_INSUFFICIENT_PRIVILEGES = 40
 UNKNOWN = 999
 UNAVAILABLE = {
-    15: "CUPTI cannot find libnvperf_host.so and libnvperf_target.so, which are next to it in its package",
+    15: "CUPTI cannot find libnvperf_host.so and libnvperf_target.so; reinstall its package, which contains them",
     NOT_SUPPORTED: "CUPTI cannot sample the counters of this GPU",
     33: "this is a virtual GPU, which provides no counters",
     38: "CUPTI cannot sample the counters of a GPU of this generation",
@@ -358,7 +358,7 @@ class CuptiBackend:
                     raise translated(exc) from exc
                 failures.append(f"{path}: {exc}")
         tried = "; ".join(failures) or "no libcupti is installed"
-        advice = "run pip install nvidia-cuda-cupti for kinetod's Python, or give one with --library"
+        advice = "run pip install nvidia-cuda-cupti for kinetod's Python, or name a library with --library"
         raise CounterError(CounterCode.UNAVAILABLE, f"no libcupti of CUDA 12.8 or later: {tried}; {advice}")
 
     def _loaded(self) -> NativeCupti:
@@ -425,7 +425,7 @@ class CuptiBackend:
                 raise translated(exc, uuid, self._proc) from exc
         plan = CounterPlan(
             metrics=tuple(metric for metric in plan.metrics if metric not in links),
-            left_out=(*plan.left_out, *(LeftOutMetric(name=each.name, why="it has no NVLink") for each in links)),
+            left_out=(*plan.left_out, *(LeftOutMetric(name=each.name, why="this GPU has no NVLink") for each in links)),
         )
         try:
             return CuptiSampling(self._started(gpu, plan, interval_ns, make_ring), plan)
@@ -463,7 +463,7 @@ def _fitting(cupti: NativeCupti, gpu: SampledGpu, wanted: Sequence[CounterMetric
             left_out[metric.label] = LeftOutMetric(name=metric.name, why=why)
     if not known:
         first = next(iter(left_out.values()))
-        reason = f"GPU {gpu.uuid}: {gpu.chip} can measure no metric of this set: {first.name}: {first.why}"
+        reason = f"GPU {gpu.uuid}: {gpu.chip} cannot measure any metric of this set ({first.name}: {first.why})"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     return CounterPlan(metrics=tuple(known), left_out=tuple(left_out.values()))
 
@@ -490,7 +490,7 @@ def _all_of(cupti: NativeCupti, gpu: SampledGpu, names: Sequence[str]) -> tuple[
     except NativeFailure as exc:
         raise translated(exc, gpu.uuid) from exc
     if passes != 1:
-        reason = f"together these {len(names)} metrics need {passes} passes on {gpu.chip}, not one; name fewer"
+        reason = f"these {len(names)} metrics need {passes} passes on {gpu.chip}, but only one is possible; name fewer"
         raise CounterError(CounterCode.INVALID_METRIC, f"GPU {gpu.uuid}: {reason}")
     return tuple(metrics)
 

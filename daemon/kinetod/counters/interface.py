@@ -147,7 +147,7 @@ def checked_wanted(wanted: WantedCounters, sets: Sequence[str]) -> None:
         reason = f"there is no set {wanted.set_name!r}; the sets are {', '.join(sets)}"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     if named := [name for name in wanted.metrics if name in sets]:
-        reason = f"{named[0]!r} is a set, which must be named alone, without other sets or metrics"
+        reason = f"{named[0]!r} is a set; name it without other sets or metrics"
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     if len(wanted.metrics) > MAX_METRICS:
         reason = f"{len(wanted.metrics)} metrics are too many: at most {MAX_METRICS} can be measured together"

@@ -153,7 +153,9 @@ def planned_set(gpu: str, groups: Sequence[MetricGroup], set_name: str) -> Group
     best = max(groups, key=lambda group: len(_of_labels(group, labels)), default=None)
     known = {} if best is None else _of_labels(best, labels)
     if best is None or not known:
-        reason = f"{gpu} has no metric of the set {set_name}; name metrics (`kinetoctl counters list --metrics`)"
+        reason = (
+            f"{gpu} has no metric of the set {set_name}; name individual metrics (`kinetoctl counters list --metrics`)"
+        )
         raise CounterError(CounterCode.INVALID_METRIC, reason)
     left_out = [_left_out(gpu, groups, label) for label in labels if label not in known]
     vocabulary = dict.fromkeys(metric.label for metric in SETS[set_name])
@@ -278,7 +280,7 @@ class LevelZeroSampling:
         except OtherClockError:
             end, failure = (
                 ERROR,
-                _failure("zetMetricStreamerReadData", "the samples' times are from another clock"),
+                _failure("zetMetricStreamerReadData", "the samples' timestamps come from another clock"),
             )
         except Exception as exc:  # noqa: BLE001  # whatever it is ends this sampling, which the ring tells
             end, failure = ERROR, _failure("kinetod", f"{type(exc).__name__}: {exc}")
@@ -396,7 +398,7 @@ class LevelZeroBackend:
             return CounterCode.NOT_PERMITTED, reason
         try:
             if not self._groups_of(gpu):
-                return CounterCode.UNAVAILABLE, f"the driver provides no metrics for this GPU: {INSTALL}"
+                return CounterCode.UNAVAILABLE, f"the driver provides no metrics for this GPU; {INSTALL}"
         except CounterError as exc:
             return exc.code, exc.reason
         return None
@@ -478,11 +480,11 @@ def translated(failure: LevelZeroFailure, gpu: str = "", proc: Path = PROC) -> C
         if failure.code == UNKNOWN:
             reason = (
                 "the driver cannot open its counters and gives no reason; if another process is using them, end it "
-                "(in sudo ls -l /proc/*/fd it has a file i915_perf or xe_oa)"
+                "(`sudo ls -l /proc/*/fd` shows which one has i915_perf or xe_oa open)"
             )
             return CounterError(CounterCode.FAILED, f"{of}{reason}")
     if failure.code in (DEPENDENCY_UNAVAILABLE, UNSUPPORTED_FEATURE, UNSUPPORTED_VERSION):
-        return CounterError(CounterCode.UNAVAILABLE, f"{of}the driver provides no metrics ({failure}): {INSTALL}")
+        return CounterError(CounterCode.UNAVAILABLE, f"{of}the driver provides no metrics ({failure}); {INSTALL}")
     return CounterError(CounterCode.FAILED, f"{of}{failure}")
 
 
@@ -490,7 +492,8 @@ def not_started(failure: LevelZeroFailure, proc: Path = PROC) -> CounterError:
     """Error if zeInit fails with metrics enabled, as older drivers do where metrics are unavailable."""
     if reason := rights_problem(RESTRICTIONS, proc):
         return CounterError(CounterCode.NOT_PERMITTED, reason)
-    return CounterError(CounterCode.UNAVAILABLE, f"Level Zero fails to start with metrics on ({failure}): {INSTALL}")
+    reason = f"Level Zero does not start with metrics enabled ({failure}); {INSTALL}"
+    return CounterError(CounterCode.UNAVAILABLE, reason)
 
 
 def rights_problem(drivers: Iterable[str], proc: Path = PROC) -> str:

@@ -124,7 +124,7 @@ CounterAnswer = GpusReply | BaseMetricsReply | PlanReply | SamplingStarted | Sam
 
 def _other_version(theirs: int) -> BadCounterMessage:
     return BadCounterMessage(
-        f"the other side speaks version {theirs} of the protocol of kinetod-counters, but this one speaks {VERSION}; "
+        f"the other side uses version {theirs} of kinetod-counters' protocol, but this side uses version {VERSION}; "
         "restart both after an upgrade"
     )
 
@@ -133,7 +133,7 @@ _PACKETS = PacketFormat(
     b"KCTR",
     VERSION,
     BadCounterMessage,
-    "a packet that is not a message of the protocol of kinetod-counters",
+    "a packet that is not a message of kinetod-counters' protocol",
     _other_version,
 )
 

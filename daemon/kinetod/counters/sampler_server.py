@@ -270,7 +270,7 @@ class SamplerService:
         """Raises CounterError for a user who is not served."""
         if not self._may_ask(caller.uid):
             log.warning("%s was refused: --caller names the users who are allowed", caller)
-            reason = f"uid {caller.uid} is not allowed to use kinetod-counters; its option --caller names those who are"
+            reason = f"uid {caller.uid} is not allowed to use kinetod-counters; its --caller names the users who are"
             raise CounterError(CounterCode.NOT_PERMITTED, reason)
 
     async def work(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -399,7 +399,7 @@ class _Connection:
         if gpu is None:
             raise CounterError(CounterCode.UNAVAILABLE, f"no driver lists a GPU {asked.gpu}")
         if not await service.is_free(asked.gpu):
-            reason = f"GPU {asked.gpu}: kinetod is sampling its counters for another request; try again after that"
+            reason = f"GPU {asked.gpu}: kinetod is sampling its counters for another request; try again later"
             raise CounterError(CounterCode.BUSY, reason)
         interval_ns = asked.interval_ns or max(DEFAULT_INTERVAL_NS, gpu.least_interval_ns)
         check_interval(interval_ns)

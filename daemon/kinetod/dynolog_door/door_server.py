@@ -86,7 +86,7 @@ class ClientLimits:
             return False
         held, used = self._open[peer.key], self._open.total()
         if full(held, used, own=OWN, in_all=ALL, admin=admin) is not None:
-            why = f"it has {held} open connections (limit {OWN}), and all clients have {used} (limit {ALL})"
+            why = f"it has {held} open connections (limit {OWN}), and all clients together have {used} (limit {ALL})"
             self._refused(peer, "CONNECTIONS", why)
             return False
         self._open[peer.key] += 1

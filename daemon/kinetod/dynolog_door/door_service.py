@@ -26,6 +26,7 @@ from typing import Any
 from kineto_protos import kineto_config
 from kineto_protos.kineto_config import KinetoConfigError, RequestedCapture
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import times
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.store.output_formats import LogFile, parse_log_file
 
@@ -329,7 +330,8 @@ def started(result: TraceStarted) -> Answer:
         more["log_file"] = result.log_file
     notes = list(result.notes)
     if result.matched.beyond:
-        notes.append(f"matching, but left out by process_limit (--process-limit): {result.matched.beyond} more")
+        more_processes = times(result.matched.beyond, "more process matches", "more processes match")
+        notes.append(f"{more_processes}, beyond process_limit (--process-limit)")
     if notes:
         more["notes"] = notes
     refused = [target for target in targets if target.verdict != pb.VERDICT_UNSPECIFIED]
@@ -534,7 +536,7 @@ def _options(asked: RequestedCapture, notes: list[str]) -> pb.Options:
     if asked.activities and "cpu_op" not in asked.activities:
         for name in filter(chosen.get, _OPERATOR_OPTIONS):
             chosen[name] = False
-            notes.append(f"{asked.origins[name]}: no effect: it describes cpu_op, which is not recorded")
+            notes.append(f"{asked.origins[name]} has no effect: it describes cpu_op, which is not recorded")
     return pb.Options(**chosen, with_stack=bool(asked.with_stack), profile_memory=bool(asked.memory))
 
 

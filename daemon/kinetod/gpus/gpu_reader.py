@@ -133,11 +133,11 @@ class GpuReader:
             except BrokenPipeError:
                 if how := self._end(_EXIT_S):
                     raise _Crashed(
-                        f"the process that reads the GPUs failed ({how}); the daemon's log has more"
+                        f"the process that reads the GPUs failed ({how}); the daemon's log has the details"
                     ) from None
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
                 self._end()
-                raise _Crashed(f"the process that reads the GPUs gave an invalid answer: {exc}") from exc
+                raise _Crashed(f"the process that reads the GPUs sent an invalid answer: {exc}") from exc
         raise _Crashed("the process that reads the GPUs exits immediately")
 
     def _take(self, asked: GpuQuestion) -> GpuQuestion:

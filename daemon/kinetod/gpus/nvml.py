@@ -56,9 +56,9 @@ _MIB = 1 << 20
 _MIG_ON = 1
 OFF = "switched off by metrics.gpu_activity"
 IN_MIG_MODE = "in MIG mode the counters belong to GPU instances, which kinetod does not measure"
-NO_COUNTERS = "this GPU does not have these counters; NVIDIA GPUs have them from Hopper on"
+NO_COUNTERS = "this GPU does not have the counters for it; NVIDIA GPUs since Hopper have them"
 OLD_DRIVER = "the driver or nvidia-ml-py is too old for GPM"
-NOT_ALLOWED = "the driver does not allow this user to read them"
+NOT_ALLOWED = "the driver does not allow this user to read the counters"
 
 
 class GpmCounter:

@@ -143,7 +143,9 @@ class HookRunner:
         return True
 
     def _drop(self, hook: Hook, capture_id: str) -> None:
-        log.error("hook %s: %d captures are waiting already; not called for %s", hook.name, MAX_WAITING, capture_id)
+        log.error(
+            "hook %s is not called for capture %s: %d captures are already waiting", hook.name, capture_id, MAX_WAITING
+        )
         metrics.HOOKS.labels(hook.kind, "dropped").inc()
 
     @property

@@ -75,7 +75,7 @@ def _opener(url: str, ca_file: str) -> urllib.request.OpenerDirector:
 def _unreachable(reason: str, secrets: Iterable[str]) -> ReceiverAnswer:
     if tunnel := _TUNNEL.search(reason):
         status = int(tunnel[1])
-        what = "add user and password to it" if status == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED else ""
+        what = "add a user and a password to its URL" if status == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED else ""
         text = (
             f"the proxy in https_proxy answered {status}: {what or 'ask whoever runs it'}, or add the host to no_proxy"
         )
@@ -91,7 +91,7 @@ def _refused(exc: urllib.error.HTTPError, secrets: Iterable[str]) -> ReceiverAns
     why = redacted(said.decode("utf-8", "replace"), secrets)[:_MAX_SAID_CHARS]
     text = f"answered {exc.code} {exc.reason}"
     if 300 <= exc.code < 400:
-        return ReceiverAnswer(text=f"{text}: redirects are not followed; configure the target address of the redirect")
+        return ReceiverAnswer(text=f"{text}: redirects are not followed; configure the address that it redirects to")
     after = exc.headers.get("Retry-After", "")
     after_s = min(float(after), _MAX_AFTER_S) if after.isdecimal() else 0.0
     return ReceiverAnswer(text=f"{text}{': ' if why else ''}{why}", again=exc.code in _AGAIN, after_s=after_s)

@@ -92,7 +92,7 @@ class HostLooker:
         else:
             if ended.status is None:
                 why = f"the check process did not finish within {self._deadline_s:g} s"
-                log.warning("checking the host: %s: %s", lines[-1].next if lines else "the start", why)
+                log.warning("checking the host failed at %s: %s", lines[-1].next if lines else "the start", why)
             elif ended.status:
                 why = f"the check process failed (exit status {ended.status}); see the daemon's log"
                 log.error("checking the host failed: %s", ended.errors)

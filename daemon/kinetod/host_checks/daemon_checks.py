@@ -165,9 +165,14 @@ def _seccomp(own: OwnFacts, question: CheckQuestion) -> Finding:
         return Finding(name, Status.OK, "the daemon has no filter")
     if question.helper:
         return Finding(
-            name, Status.OK, "the daemon has a filter, but the attach helper, which reads those of others, has none"
+            name,
+            Status.OK,
+            "the daemon has a filter; the attach helper, which reads other processes' filters, has none",
         )
-    detail = "the daemon has a filter, so it cannot read those of others and leaves processes with other filters alone"
+    detail = (
+        "the daemon has a filter, so it cannot read those of other processes, and attaches only to processes that have "
+        "the same or none"
+    )
     advice = "run the daemon without one (seccomp=unconfined, a privileged container) and with CAP_SYS_ADMIN"
     return Finding(name, Status.NOTE, detail, advice)
 

@@ -42,8 +42,8 @@ _PCI_VENDORS = {"0x1002": "amd", "0x8086": "intel"}
 _CLASSES = ("0x03", "0x12")  # display controllers, processing accelerators
 _PASSED_ON = ("vfio-pci", "pci-stub")  # to virtual machines
 _ADVICE = {
-    "amd": "load amdgpu (`modprobe amdgpu`; new GPUs need the amdgpu-dkms of ROCm)",
-    "intel": "load xe or i915 (`modprobe xe`; on an older kernel, new GPUs need its option force_probe)",
+    "amd": "load amdgpu (`modprobe amdgpu`; new GPUs need ROCm's amdgpu-dkms)",
+    "intel": "load xe or i915 (`modprobe xe`; on an older kernel, new GPUs need its force_probe option)",
 }
 _OPEN_TO_ALL = stat.S_IROTH | stat.S_IWOTH
 
@@ -127,10 +127,10 @@ def _restriction(proc: Path) -> Finding:
     try:
         text = (proc / "driver/nvidia/params").read_text(errors="replace")
     except OSError:
-        return Finding(name, Status.OK, "no NVIDIA driver that could restrict them")
+        return Finding(name, Status.OK, "no NVIDIA driver that could restrict hardware counters")
     match = _RESTRICTED.search(text)
     if match is None:
-        return Finding(name, Status.UNKNOWN, "the driver does not report whether it restricts them")
+        return Finding(name, Status.UNKNOWN, "the driver does not report whether it restricts hardware counters")
     if match[1] == "0":
         return Finding(name, Status.OK, "the driver allows every user to use hardware counters")
     detail = "the driver restricts hardware counters to administrators; traces do not need them"
@@ -155,7 +155,7 @@ def _cupti(found: dict[str, int | None]) -> Finding:
     name = "cupti"
     theirs = "programs have their own in their environments and containers (see `kinetoctl doctor PID`)"
     if not found:
-        return Finding(name, Status.OK, f"none in the usual places on this host; {theirs}")
+        return Finding(name, Status.OK, f"no libcupti in the usual places on this host; {theirs}")
     known = [f"{path} (CUDA {RELEASES[version]})" for path, version in found.items() if version in RELEASES]
     unknown = [path for path, version in found.items() if version is not None and version not in RELEASES]
     untold = [path for path, version in found.items() if version is None]

@@ -177,7 +177,7 @@ def _why_not(key: ProcessKey, folder: str, exc: OSError) -> str:
             "process's own user can; use the system daemon, or let kinetod's agent record (--recorder agent)"
         )
     if exc.errno in (errno.ELOOP, errno.ENOTDIR):
-        return f"{what} is a symbolic link or behind one, which kinetod does not follow; let its agent record"
+        return f"{what} is or contains a symbolic link, which kinetod does not follow; use --recorder agent"
     if exc.errno == errno.ENOENT:
         return f"{what} does not exist, or the process has ended"
     return f"{what} cannot be opened: {exc.strerror}"

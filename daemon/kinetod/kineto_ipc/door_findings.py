@@ -95,12 +95,12 @@ def _why_not(start: KinetoStart, door: DoorState | None) -> tuple[str, str]:
     place = str(PurePath(start.folder)) if start.folder else ABSTRACT
     if start.folder:
         if place not in {*door.served, *door.problems}:
-            advice = f"add {place} to dynolog.socket_dirs and restart kinetod, if it is the same folder on the host"
+            advice = f"if {place} is the same folder on the host, add it to dynolog.socket_dirs and restart kinetod"
             return f"it looks for the daemon in {place}, which is not one of dynolog.socket_dirs", advice
     elif start.net_namespace not in (0, door.own_namespace, *door.namespaces):
-        why = door.namespace_problems.get(start.net_namespace, "this daemon has no socket there (yet)")
+        why = door.namespace_problems.get(start.net_namespace, "this daemon has no socket there yet")
         advice = "wait about 15 s; without root and without the attach helper, kinetod serves only its own namespace"
-        return f"it has a network namespace of its own: {why}", advice
+        return f"it has its own network namespace ({why})", advice
     if problem := door.problems.get(place):
         return f"polls are not answered at {place}: {problem}", "`kinetoctl doctor` shows all places"
     advice = "wait until it has loaded libtorch: polling begins then; a torch without libkineto never polls"

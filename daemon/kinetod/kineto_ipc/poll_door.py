@@ -491,7 +491,7 @@ class PollDoor:
             return AbstractSocket(bound_socket(self._name)) if folder is None else FolderSocket(folder)
         except NameTaken:
             name = self._name.replace(b"\0", b"@").decode() if folder is None else str(folder / FILE_NAME)
-            who = holder(name) or "another process, which this daemon cannot see (`sudo ss -xlp` can),"
+            who = holder(name) or "another process (`sudo ss -xlp` shows which)"
             return f"{who} is using it; stop that process, or set dynolog.ipc = false"
         except (OSError, StartError) as exc:
             return getattr(exc, "strerror", None) or str(exc)

@@ -345,7 +345,7 @@ def _check_step(path: Path) -> None:
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
         raise FolderRefused(
             errno.EPERM,
-            f"users other than its owner can replace the socket in {path}; set the sticky bit: chmod +t {path}",
+            f"users other than the owner of {path} can replace the socket in it; set the sticky bit: chmod +t {path}",
         )
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from kineto_trace.base.quantities import format_size
+from kineto_trace.base.quantities import format_size, times
 
 from kinetod.base.errors import Exhausted, Reason
 from kinetod.permissions.role_policy import Caller, Role
@@ -123,8 +123,8 @@ class Shares:
         if why is Full.OWN:
             raise Exhausted(
                 self._reason,
-                f"{who} already has {held} {self._what} in progress, the limit for one caller ({self._setting}); end "
-                "one of them or wait for one to end",
+                f"{who} already has as many {self._what} in progress as one caller may have ({held}, {self._setting}); "
+                "end one of them or wait for one to end",
             )
         if why is Full.ALL:
             raise Exhausted(
@@ -152,14 +152,14 @@ def check_captures(caller: Caller, own: int, running: int, *, most_own: int, mos
     if why is Full.OWN:
         raise Exhausted(
             Reason.TOO_MANY_CAPTURES,
-            f"{own} captures of {caller} are running, the limit for one user "
+            f"{caller} already has {times(own, 'running capture')}, the limit for one user "
             "(access.max_captures_per_user); wait for one to end, or cancel one",
         )
     if why is Full.ALL:
         raise Exhausted(
             Reason.TOO_MANY_CAPTURES,
-            f"{running} captures are running, the limit of this daemon (kinetod --max-captures); wait for one to "
-            "end, or cancel one",
+            f"this daemon already has {times(running, 'running capture')}, its limit (kinetod --max-captures); wait "
+            "for one to end, or cancel one",
         )
 
 

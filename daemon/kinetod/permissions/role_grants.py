@@ -40,13 +40,13 @@ def parse_grant(text: str) -> Grant:
     roles, separator, user = text.partition(" as ")
     user = user.strip()
     if separator and not _USER.fullmatch(user):
-        raise ValueError(f"{user!r:.80} is not a valid user name; expected for example own, jobs as ada")
+        raise ValueError(f'{user!r:.80} is not a valid user name; expected for example "own, jobs as ada"')
     found = frozenset(map(parse_role, filter(None, re.split(r"[\s,]+", roles))))
     if not found:
-        raise ValueError("names no role; expected for example own, jobs as ada")
+        raise ValueError('names no role; expected for example "own, jobs as ada"')
     if not user and found & {Role.OWN, Role.JOBS}:
         raise ValueError(
-            f"the roles own and jobs need a user of this host; expected for example {roles.strip()} as ada"
+            f'the roles own and jobs need a user of this host; expected for example "{roles.strip()} as ada"'
         )
     return Grant(roles=found, user=user)
 

@@ -60,7 +60,7 @@ class Relation(StrEnum):
 
     OWN = "own"
     JOB = "in the caller's jobs"
-    POD = "in pods to exec into"
+    POD = "in pods that they may exec into"
     ANY = "any"
 
 

@@ -108,7 +108,7 @@ def _problems(value: Accelerator) -> Iterator[str]:
     for problem in _sign_problems(value.signs):
         yield "signs" + problem
     if not isinstance(value.conflicts, frozenset) or not value.conflicts <= frozenset(PROFILERS):
-        yield "conflicts: %.80r must be a frozenset, of these names only: %s" % (value.conflicts, ", ".join(PROFILERS))
+        yield "conflicts: %.80r must be a frozenset with only these names: %s" % (value.conflicts, ", ".join(PROFILERS))
     needs = value.needs_from_start
     if not isinstance(needs, str) or not (needs == "" or (_VARIABLE.fullmatch(needs) and len(needs) <= MAX_PATTERN)):
         yield "needs_from_start: %.80r must be an environment variable, as NAME or NAME=pattern" % (needs,)
@@ -136,7 +136,7 @@ def _sign_problems(signs: Signs) -> Iterator[str]:
         if not _VARIABLE.fullmatch(pattern):
             yield ".environment: %.80r must be an environment variable, as NAME or NAME=pattern" % pattern
     if not any(signs):
-        yield ": there are none, so it would run in every process; name a library, device file, variable or module"
+        yield ": without any, the plug-in would run in every process; name a library, device file, variable or module"
 
 
 def _file_problems(files: Any) -> Iterator[str]:

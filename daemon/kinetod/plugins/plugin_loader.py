@@ -165,7 +165,7 @@ def _check_signs(signs: tuple[OutsideSigns, ...]) -> None:
     size = len(msgspec.json.encode(signs))
     if len(signs) > MAX_PLUGINS or size > MAX_SIGNS_BYTES:
         raise ValueError(
-            f"the signs of all plug-ins ({len(signs)}) have {size} bytes, but the limits are {MAX_PLUGINS} plug-ins "
+            f"the signs of all plug-ins ({len(signs)}) take {size} bytes, but the limits are {MAX_PLUGINS} plug-ins "
             f"and {MAX_SIGNS_BYTES} bytes; use fewer plug-ins, or declare fewer or shorter patterns"
         )
 
@@ -230,7 +230,7 @@ def _refusals(plugins: KnownPlugins, status: Status) -> Iterator[Finding]:
     for plugin in plugins.known:
         if plugin.refused:
             advice = (
-                f"fix it until `kinetoctl plugin check {plugin.name}` accepts it on this host, or remove it from "
+                f"fix it so that `kinetoctl plugin check {plugin.name}` accepts it on this host, or remove it from "
                 "plugins.sources; then restart kinetod"
             )
             yield Finding(_NAME, status, f"{plugin.name} is not used: {plugin.refused}", advice)

@@ -64,7 +64,7 @@ SIGNS: Sequence[Sign] = (
     Sign(product="Triton's Proton", holds=Holds.PERHAPS, libraries=r"libproton\.so"),
     COUNTERS_USER,
 )
-CUPTI_USER = Sign(product="a program with CUPTI of its own", holds=Holds.PERHAPS, libraries=r"libcupti\.so")
+CUPTI_USER = Sign(product="a program with its own CUPTI", holds=Holds.PERHAPS, libraries=r"libcupti\.so")
 # Libraries that always load CUPTI, and our own.
 _HARMLESS = re.compile(r"libtorch|libtensorflow|xla_cuda|libjax|libkineto_collector|_pywrap_tensorflow")
 _COMM_CHARS = 15  # the kernel truncates names of programs

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kineto_protos.plain import standing_text
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.base.quantities import format_duration, lasted
+from kineto_trace.base.quantities import format_duration, lasted, times
 
 from kinetod.agents.agent_hub import ConnectedAgent
 from kinetod.attach.attach_types import Finding, Status
@@ -284,7 +284,9 @@ def _of_library(library: VendorLibrary, snapshot: Snapshot, present: Mapping[str
     products = " or ".join(_PRODUCTS[vendor] for vendor in vendors) or library.name
     if library.state is LibraryState.OK:
         count = sum(gpu.vendor in vendors for gpu in snapshot.gpus)
-        return Finding(name, Status.OK, f"{count} GPUs, driver {library.driver_version or 'version unknown'}", "")
+        return Finding(
+            name, Status.OK, f"{times(count, 'GPU')}, driver {library.driver_version or 'version unknown'}", ""
+        )
     if not any(present.get(vendor) for vendor in vendors):
         return Finding(name, Status.OK, f"no {products} GPU on this host", "")
     advice = _ADVICE.get((library.name, library.state)) or _RESTARTS.get(library.name, "")

@@ -175,9 +175,9 @@ class Support:
         """The missing parts, each with its cost; empty if decoders are confined as documented."""
         lacking = []
         if not self.landlock:
-            lacking.append("no Landlock: a compromised decoder could read all files of the daemon's user")
+            lacking.append("without Landlock, a compromised decoder could read all files of the daemon's user")
         if not self.seccomp:
-            lacking.append("no seccomp filters: a compromised decoder could open connections and send signals")
+            lacking.append("without seccomp filters, a compromised decoder could open connections and send signals")
         return tuple(lacking)
 
     @property

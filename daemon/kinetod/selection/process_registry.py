@@ -205,9 +205,9 @@ def checked_selector(selector: pb.Selector, field: str = "selector") -> Match:
         return values
 
     if selector.children and not selector.pids:
-        raise invalid(f"{field}.children", "needs pids: the processes whose descendants to select")
+        raise invalid(f"{field}.children", "needs pids, the processes whose descendants are selected")
     if selector.job_step and not selector.job_ids:
-        raise invalid(f"{field}.job_step", "needs job_ids: the job that the step belongs to")
+        raise invalid(f"{field}.job_step", "needs job_ids, the job that the step belongs to")
     if selector.job_step and not _STEP.fullmatch(selector.job_step):
         raise invalid(f"{field}.job_step", f"must be a step such as 0, 3+1 or batch, got {selector.job_step!r:.80}")
     for name in ("user", "command_regex"):
@@ -216,7 +216,7 @@ def checked_selector(selector: pb.Selector, field: str = "selector") -> Match:
         check_shown(f"{field}.job_ids[{index}]", job)
     rank = f"must be a rank of at least 0, or {ANY_RANK} for any rank"
     pod = "must be a UID such as 8f2c1a90-7b3d-4e21-9a55-0c1d2e3f4a5b"
-    container = "must be an id, or its beginning, of 12 to 64 hexadecimal digits"
+    container = "must be an id or its beginning: 12 to 64 hexadecimal digits"
     return Match(
         pids=frozenset(check("pids", lambda pid: pid > 0, "must be greater than 0")),
         children=selector.children,

@@ -126,7 +126,7 @@ def passed_socket() -> socket.socket | None:
     if not count or pid != str(os.getpid()):
         return None
     if count != "1":
-        raise StartError(f"expected one socket, but {count} were passed")
+        raise StartError(f"expected one socket from the service manager, but it passed {count}")
     try:
         listener = socket.socket(fileno=FIRST_PASSED)
     except OSError as exc:

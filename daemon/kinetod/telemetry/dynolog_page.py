@@ -67,12 +67,12 @@ _SPELLED_OUT = "backslashreplace"
 Value = int | float | str
 HOST_LABEL, INTERFACE_LABEL = "host_name", "net"
 _NO_PERF = (
-    "the CPUs' hardware counters are not read: that needs CAP_PERFMON, or `kernel.perf_event_paranoid` of 0, and a "
-    "system call that the service is not allowed to make, and takes two counters of each CPU away from profilers; "
-    "node-exporter has them (`--collector.perf`). Dynolog's page has 0 without `--enable_perf_monitor`"
+    "kinetod does not read the CPUs' hardware counters: it would need CAP_PERFMON (or `kernel.perf_event_paranoid` 0) "
+    "and a system call that its service may not make, and would take two counters of each CPU from profilers. "
+    "node-exporter has them (`--collector.perf`); Dynolog shows 0 without `--enable_perf_monitor`"
 )
 _HOPPER = "on NVIDIA GPUs since Hopper, from the counters that DCGM reads there; not in MIG mode"
-_NVLINK = "since Hopper with headers, as in DCGM; on older GPUs, and in kinetod's metric, only the payload"
+_NVLINK = "since Hopper including headers, as in DCGM; on older GPUs, and in kinetod's metric, only the payload"
 _PCIE = "before Hopper: measured by the driver over 20 ms"
 _ENVIRONMENT = "from the environment of the processes on the GPU, if all agree and kinetod can read it (as root)"
 _MODES = {"u": "user", "s": "system", "n": "nice", "w": "iowait", "x": "irq", "y": "softirq", "z": "steal"}
@@ -227,7 +227,7 @@ def _host() -> Iterator[DynologMetric]:
     )
     yield DynologMetric(
         name="cpu_util", unit="%", meaning="CPU time of all CPUs that was not idle.", ours=_cpu("idle"),
-        note="100 minus the idle time: waiting for disks counts as busy", served=page,
+        note="100 minus the idle time, so waiting for disks counts as busy", served=page,
     )
     for name, mode in (("cpu_u", "user"), ("cpu_s", "system"), ("cpu_i", "idle")):
         yield _of_cpus(name, "%", mode, page)
@@ -251,7 +251,7 @@ def _host() -> Iterator[DynologMetric]:
         yield DynologMetric(name=name, unit=unit, note=_NO_PERF, served=ServedIn.NOT)
     yield DynologMetric(
         name="cpu_u_nodeN, cpu_s_nodeN, cpu_i_nodeN", unit="%", served=ServedIn.NOT,
-        note="in none of Dynolog's outputs either: it assumes that every host has one socket",
+        note="missing from Dynolog's outputs, too, since Dynolog assumes that every host has one socket",
     )
 
 

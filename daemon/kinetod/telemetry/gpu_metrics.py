@@ -37,12 +37,12 @@ _GAUGES: Sequence[tuple[str, str, str]] = (
     ("kineto_gpu_memory_clock_hertz", "Clock rate of the memory.", "memory_clock_hertz"),
     (
         "kineto_gpu_pcie_transmit_bytes_per_second",
-        "Sent over PCIe, measured by the driver over 20 ms, since it keeps no counter.",
+        "Data sent over PCIe per second, measured by the driver over 20 ms, since it keeps no counter.",
         "pcie_transmit_bytes_per_second",
     ),
     (
         "kineto_gpu_pcie_receive_bytes_per_second",
-        "Received over PCIe, measured by the driver over 20 ms, since it keeps no counter.",
+        "Data received over PCIe per second, measured by the driver over 20 ms, since it keeps no counter.",
         "pcie_receive_bytes_per_second",
     ),
 )
@@ -54,15 +54,15 @@ _COUNTERS: Sequence[tuple[str, str, str]] = (
 _OBSERVED = ("kineto_gpu_activity_observed_seconds", "Time over which the activity of the GPU's units was counted.")
 _ACTIVITY: Sequence[tuple[str, str, str]] = (
     ("kineto_gpu_graphics_active_seconds", "Time in which a graphics or compute engine was active.", "graphics_active"),
-    ("kineto_gpu_sm_active_seconds", "Time in which multiprocessors had a warp, mean of all.", "sm_active"),
+    ("kineto_gpu_sm_active_seconds", "Time in which multiprocessors had a warp, averaged over all.", "sm_active"),
     ("kineto_gpu_sm_occupancy_seconds", "Time weighted by the share of warps that were resident.", "sm_occupancy"),
-    ("kineto_gpu_tensor_active_seconds", "Time in which tensor cores were active, mean of all.", "tensor_active"),
+    ("kineto_gpu_tensor_active_seconds", "Time in which tensor cores were active, averaged over all.", "tensor_active"),
     ("kineto_gpu_dram_active_seconds", "Time weighted by the share of memory bandwidth in use.", "dram_active"),
     ("kineto_gpu_fp64_active_seconds", "Time in which FP64 pipes were active, tensor cores excluded.", "fp64_active"),
     ("kineto_gpu_fp32_active_seconds", "Time in which FP32 pipes were active, tensor cores excluded.", "fp32_active"),
     ("kineto_gpu_fp16_active_seconds", "Time in which FP16 pipes were active, tensor cores excluded.", "fp16_active"),
-    ("kineto_gpu_pcie_transmit_bytes", "Sent over PCIe, headers included.", "pcie_transmit"),
-    ("kineto_gpu_pcie_receive_bytes", "Received over PCIe, headers included.", "pcie_receive"),
+    ("kineto_gpu_pcie_transmit_bytes", "Data sent over PCIe, headers included.", "pcie_transmit"),
+    ("kineto_gpu_pcie_receive_bytes", "Data received over PCIe, headers included.", "pcie_receive"),
 )
 
 

@@ -206,7 +206,7 @@ class MetricsServer:
             self._server = _Server(self._address)
         except OSError as exc:
             raise StartError(
-                f"cannot serve metrics on {self._address}: {exc.strerror or exc}; choose another metrics.listen"
+                f"cannot serve metrics on {self._address}: {exc.strerror or exc}; set metrics.listen to another address"
             ) from exc
         self._server.set_app(self._serve)
         self._thread = threading.Thread(

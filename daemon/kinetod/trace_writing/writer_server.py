@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import msgspec
-from kineto_trace.base.quantities import parse_size_bytes
+from kineto_trace.base.quantities import parse_size_bytes, times
 
 from kinetod.base.fair_slots import FairSlots, fair_share_key
 from kinetod.base.policy_file import CallersAndUsers, PolicyError, PolicyUsers, read_policy, users_of
@@ -89,7 +89,7 @@ class WriterPolicy:
         if uid == self.named.own_uid:
             return f"uid {uid} is the user of the writer service itself"
         if uid and uid in self.named.callers:
-            return f"uid {uid} is one of the `callers` in {self.path}, and nothing is written as one of them"
+            return f"uid {uid} is one of the `callers` in {self.path}, and files are never written as a caller"
         if uid in self.named.denied or uid not in self.named.users:
             return f"writing as uid {uid} is not allowed; see users and denied_users in {self.path}"
         return ""
@@ -198,7 +198,9 @@ class WriterService:
             where = clean(asked.folder, 200)
             raise _Refused(f"{where} is not inside any folder of `roots` in {policy.path}; an administrator can add it")
         if len(fds) != len(asked.names):
-            raise _Refused(f"{len(asked.names)} files were announced, but {len(fds)} descriptors were received")
+            announced = times(len(asked.names), "file was", "files were")
+            received = times(len(fds), "descriptor was", "descriptors were")
+            raise _Refused(f"{announced} announced, but {received} received")
         for name in asked.names:
             _check_name(name)
         if asked.uid is None and asked.names:

@@ -160,7 +160,7 @@ class UploadWorker:
             except TimeoutError:
                 worker.kill()
                 raise UploadError(
-                    f"the upload worker was killed: it made no progress for {self._stuck_s:g} s"
+                    f"the upload worker was killed because it made no progress for {self._stuck_s:g} s"
                 ) from None
             if told is None:
                 raise UploadError("the upload worker ended in the middle of a job")
@@ -312,7 +312,9 @@ class RemoteReader:
 
 def _translated(exc: UploadError, upload: pb.Upload) -> KinetodError:
     if isinstance(exc, RemoteDamage):
-        return DataLoss(Reason.FILE_DAMAGED, f"the uploaded copy {upload.url}: {exc}; it was changed or removed there")
+        return DataLoss(
+            Reason.FILE_DAMAGED, f"the uploaded copy {upload.url} is damaged: {exc}; it was changed or removed there"
+        )
     return Precondition(
         Reason.OBJECT_STORE_FAILED,
         f"the object store cannot be used for {upload.url}: {exc}; check its address, its credentials and the network, "

@@ -219,7 +219,7 @@ def test_stacks_need_a_condition(host: Host) -> None:
 def test_a_viewer_traces_nothing(host: Host) -> None:
     answer = host.call(host.vera, "CreateCapture", request_of(host.bobs))
     assert (answer.code, answer.reason) == ("PERMISSION_DENIED", "NOT_YOUR_PROCESS")
-    assert "with the roles jobs, own, viewer is not allowed to trace it" in answer.message
+    assert "is not allowed to trace it (roles: jobs, own, viewer)" in answer.message
     assert host.call(host.vera, "DiagnoseProcess", pb.DiagnoseProcessRequest(pid=host.bobs.pid)).code == OK
 
 

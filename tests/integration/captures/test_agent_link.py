@@ -88,7 +88,7 @@ def test_an_arena_without_descriptor_ends_the_connection(daemon: Daemon) -> None
     with ScriptedAgent(daemon.agent_socket) as agent:
         agent.hello()
         agent.send(wire.Arena("capture", "cupti", "cupti/1", {}))
-        assert "Arena with 0 file descriptors" in refusal(agent)
+        assert "Arena without a file descriptor" in refusal(agent)
 
 
 def test_an_arena_for_no_capture_is_closed_and_ignored(daemon: Daemon) -> None:

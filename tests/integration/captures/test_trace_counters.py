@@ -239,4 +239,4 @@ def test_without_uuids_the_only_gpu_of_a_process_is_known_and_several_are_not_gu
     assert not len(values(open_trace(sampling.folder(capture["id"], two.pid)), "DRAM", 0))
     warnings = next(target["warnings"] for target in capture["targets"] if target["pid"] == two.pid)
     warnings = without_losses(warnings)
-    assert len(warnings) == 2 and all("does not say which of them this is" in each for each in warnings)
+    assert len(warnings) == 2 and all("does not show which of them this is" in each for each in warnings)

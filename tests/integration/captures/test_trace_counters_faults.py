@@ -96,7 +96,7 @@ def test_what_a_killed_daemon_has_sampled_is_in_the_recovered_trace(host: Sample
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_RESTARTED")
     told = [f"{what} of GPU 1: {ENDED}" for what in ("hardware counters", "power and clocks")]
     # with the daemon a buffer of calls may be lost, or the end of one
-    lost = ("have no launch", "the last data is truncated because the daemon ended")
+    lost = ("have no launch", "the end of the data is missing because the daemon ended")
     assert [each for each in without_losses(target.warnings) if not any(text in each for text in lost)] == told
     assert (sampled.gpu.index, sampled.gpu.uuid, sampled.reason_code) == (1, UUID.format(1), "COUNTERS_FAILED")
     assert (sampled.reason, len(sampled.metrics), sampled.samples > 400) == (ENDED, 8, True)
@@ -157,5 +157,5 @@ def test_a_trace_by_libkineto_has_the_counters_of_the_only_gpu_and_others_are_no
             host.is_on(os.getpid(), 0)
             capture, target = recorded(host, kineto, (0, 1))
             assert target.verdict == pb.VERDICT_DONE
-            assert sum("does not say which of them this is" in text for text in target.warnings) == 2
+            assert sum("does not show which of them this is" in text for text in target.warnings) == 2
             assert samples(host, capture, os.getpid()) == 0

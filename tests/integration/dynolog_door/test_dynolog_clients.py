@@ -100,7 +100,7 @@ def test_as_many_processes_are_traced_as_the_limit_says(daemon: Daemon, door: st
         pids = sorted(each.pid for each in agents)
         told = client.asked(door, trace_request(pids=pids, process_limit=2))
         assert told["processesMatched"] == pids[:2]
-        assert told["kinetod"]["notes"] == ["matching, but left out by process_limit (--process-limit): 1 more"]
+        assert told["kinetod"]["notes"] == ["1 more process matches, beyond process_limit (--process-limit)"]
         rest = client.asked(door, trace_request(pids=pids, process_limit=2))
         assert (rest["processesMatched"], rest["activityProfilersBusy"]) == (pids[2:], 2)
     finally:

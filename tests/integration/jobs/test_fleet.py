@@ -146,7 +146,7 @@ def test_a_program_captures_waits_fetches_and_reports(fleet: Fleet, tmp_path: Pa
 def test_a_start_that_is_too_near_is_refused_and_nothing_stays_armed(fleet: Fleet, tmp_path: Path) -> None:
     result = trace(fleet, tmp_path, "--start-at", "+500ms")
     assert result.code == 2
-    assert "too soon: with their processes ready, all hosts together need" in result.stderr
+    assert "too soon: even with the processes ready, the hosts need" in result.stderr
     listed = run_process(["captures", "list", "--limit", "1", "--hosts", str(fleet.hosts_file())], environment())
     assert listed.stdout.count("CANCELLED") == HOSTS
 

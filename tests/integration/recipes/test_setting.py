@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 MODULE = "daemon/kinetod/config/settings.py"
 BEFORE = """\
-        meaning="captures that may run at the same time",
+        meaning="how many captures may run at the same time",
     )
 """
 SETTING = """\

@@ -72,7 +72,7 @@ def test_a_target_killed_before_its_window_has_failed_and_says_what_its_counts_s
         target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "TARGET_EXITED")
     assert sum(counts.records for counts in target.counts) == 10
-    assert target.reason.endswith("none of the 10 records made by then is from the window, so none is kept")
+    assert target.reason.endswith("none of the records made by then (10) is from the window, so none is kept")
 
 
 def test_a_target_that_exits_with_a_result_is_partial(daemon: Daemon) -> None:

@@ -36,7 +36,7 @@ BEHIND = [*ORIGIN, "--socket", "/x", "--proxy-user", "0"]
         (["--origin", "https://ada@web.example", "--socket", "/x"], "without a user, got"),
         (["--origin", "https://Web.example", "--socket", "/x"], "lower-case"),
         (["--origin", "https://web.example:443", "--socket", "/x"], "leave out port"),
-        ([*ORIGIN, "--socket", "/x", "--user-header", "a b"], "name of a header"),
+        ([*ORIGIN, "--socket", "/x", "--user-header", "a b"], "expected a header name"),
         ([*BEHIND, "--address", "unix:/d", "--hosts", "a,b"], "--address and --hosts cannot be combined"),
         ([*BEHIND, "--hosts", "a,b", "--service", "name:1"], "--hosts and --service cannot be combined"),
         ([*BEHIND, "--hosts", "/nowhere/hosts"], "no file '/nowhere/hosts'"),

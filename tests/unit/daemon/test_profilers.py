@@ -94,7 +94,7 @@ def test_all_of_them_are_found_with_the_gpus_that_they_have_open(tmp_path: Path)
     (tmp_path / "net").mkdir()
     assert scan(tmp_path).profilers == (
         ProfilingTool(product="DCGM", pid=5, library="libdcgmmoduleprofiling.so.4", gpus=(0, 1)),
-        ProfilingTool(product="a program with CUPTI of its own", pid=6, library="libcupti.so.13", gpus=(1,)),
+        ProfilingTool(product="a program with its own CUPTI", pid=6, library="libcupti.so.13", gpus=(1,)),
     )
 
 
@@ -256,6 +256,6 @@ def test_every_tool_has_a_finding_and_none_is_a_problem_by_itself(product: str) 
 
 def test_in_a_process_only_a_tool_that_takes_cupti_is_worth_a_note() -> None:
     assert library_finding([]).detail == "none in it"
-    assert library_finding(["a program with CUPTI of its own"]).detail == "none in it"
+    assert library_finding(["a program with its own CUPTI"]).detail == "none in it"
     assert library_finding(["CUPTI's hardware counters"]).status is Status.OK
     assert library_finding(["Nsight Systems"]).status is Status.NOTE

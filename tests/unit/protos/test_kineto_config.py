@@ -156,35 +156,35 @@ def test_a_legacy_key_is_accepted_with_a_warning(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, key in KEYS.items() if key.effect is Effect.NONE])
 def test_a_key_without_effect_says_why(name: str) -> None:
-    assert notes(f"{name}=1") == [f"line 1: {name}: no effect: {KEYS[name].here}"]
+    assert notes(f"{name}=1") == [f"line 1: {name} has no effect: {KEYS[name].here}"]
     assert KEYS[name].here
 
 
 def test_keys_that_do_not_fit_together_say_which_one_counts() -> None:
     text = f"ACTIVITIES_ITERATIONS=5\nPROFILE_START_TIME={NOW_MS}\nACTIVITIES_WARMUP_PERIOD_SECS=1"
     assert notes(text) == [
-        "line 3: ACTIVITIES_WARMUP_PERIOD_SECS: no effect: ACTIVITIES_ITERATIONS takes precedence",
-        "line 2: PROFILE_START_TIME: no effect: ACTIVITIES_ITERATIONS takes precedence",
+        "line 3: ACTIVITIES_WARMUP_PERIOD_SECS has no effect: ACTIVITIES_ITERATIONS takes precedence",
+        "line 2: PROFILE_START_TIME has no effect: ACTIVITIES_ITERATIONS takes precedence",
     ]
     assert notes("PROFILE_START_ITERATION=5") == [
-        "line 1: PROFILE_START_ITERATION: no effect: it needs ACTIVITIES_ITERATIONS"
+        "line 1: PROFILE_START_ITERATION has no effect: it needs ACTIVITIES_ITERATIONS"
     ]
     assert notes("PROFILE_MEMORY=1\nPROFILE_WITH_STACK=1") == [
-        "line 2: PROFILE_WITH_STACK: no effect: PROFILE_MEMORY requests only a snapshot"
+        "line 2: PROFILE_WITH_STACK has no effect: PROFILE_MEMORY requests only a snapshot"
     ]
 
 
 def test_a_start_time_that_has_just_passed_starts_at_once() -> None:
     result = asked(f"PROFILE_START_TIME={NOW_MS - 2500}")
     assert result.start_at is None
-    assert result.notes == ("line 1: PROFILE_START_TIME: is 2.5 s in the past, so the capture starts at once",)
+    assert result.notes == ("line 1: PROFILE_START_TIME is 2.5 s in the past, so the capture starts at once",)
 
 
 def test_types_of_other_vendors_are_left_out_with_a_word() -> None:
     result = asked("ACTIVITY_TYPES=kernel,mtia_runtime,hpu_op")
     assert result.activities == ("kernel",)
     assert result.notes == (
-        "line 1: ACTIVITY_TYPES: ignored, because this version does not record it: mtia_runtime, hpu_op",
+        "line 1: ACTIVITY_TYPES: types that this version does not record are ignored: mtia_runtime, hpu_op",
     )
 
 

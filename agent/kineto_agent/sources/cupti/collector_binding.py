@@ -20,7 +20,7 @@ _NOT_ASKED = -1  # not a CUPTI result
 _SETTLE_MS, LONG_SETTLE_MS = 100, 500
 _CALL_STANDS = (
     "CUPTI's first call has not returned: it is waiting for GPU work that does not end, and launches into the same "
-    "context wait with it. GPU activities are recorded from the first capture after that work has ended"
+    "context are blocked too. GPU activities can be recorded once that work has ended"
 )
 _LEFT_ALONE = (
     "CUPTI was not used: %s, and CUPTI's first call would block every launch of the program until the GPU is idle. "
@@ -42,14 +42,14 @@ SHORT, SOON, DOES_NOT_DRAIN, CAPTURING, UNKNOWN, CALLED, UNANSWERED = range(7)  
 def why_busy(outcome: int, queued_ns: int = 0) -> str:
     """Explains why CUPTI cannot be called. outcome: kc_drain_outcome; queued_ns: 0 if unknown."""
     if outcome == CAPTURING:
-        return "the program keeps capturing CUDA graphs, so it is unknown whether the GPU's work ends soon"
+        return "the program keeps capturing CUDA graphs, so it is unknown whether the GPU's work will end soon"
     if outcome == UNANSWERED:
         return (
             "the CUDA driver is not responding to the agent (for example because another thread is in a call that "
-            "waits for the GPU), so it is unknown whether the GPU's work ends soon"
+            "waits for the GPU), so it is unknown whether the GPU's work will end soon"
         )
     if queued_ns == 0:
-        return "the GPU began work that does not end while the trace was being prepared"
+        return "while the trace was being prepared, the GPU began work that does not end"
     return "the GPU has been busy for %.1f s without a break" % (queued_ns / 1e9)
 
 

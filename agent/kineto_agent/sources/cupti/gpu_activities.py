@@ -86,9 +86,9 @@ _CALLS_LEFT_OUT = (
     "holds CUPTI's only subscriber, and recording calls as well would make the program's next torch.profiler trace fail"
 )
 _DEVICE_GRAPHS = (
-    "CUPTI was not used: device code in %s launches CUDA graphs, and graphs that were instantiated for that before "
-    "CUPTI was attached fail or hang at their next launch, which ends the program. Record activities that do not need "
-    "CUPTI, such as --activities python_function"
+    "CUPTI was not used: device code in %s launches CUDA graphs. If such a graph was instantiated before CUPTI is "
+    "attached, its next launch fails or hangs, which ends the program. Record activities that do not need CUPTI, such "
+    "as --activities python_function"
 )
 _STUCK = (
     "cuptiFinalize has not returned: a thread of the program is blocked in it until the GPU is idle, and its launches "
@@ -96,7 +96,7 @@ _STUCK = (
 )
 _GAVE_WAY = (
     "stayed attached: %s started and is using CUPTI now; CUDA calls stay slightly slower until the process ends or a "
-    "later capture detaches"
+    "later capture detaches CUPTI"
 )
 _STAYS = (
     "stays attached because of %s: detaching CUPTI could end the program at a later launch of such a graph; until the "
@@ -223,9 +223,9 @@ class CuptiSession:
             listens = libcupti.unsubscribed_listener(others.listener, library, self._maps)
         if held or others.in_use or listens:
             known = ", ".join(libcupti.session_users(self._maps))
-            state = "it holds the only subscriber" if held else "it has %d activities enabled" % others.in_use
+            state = "it holds the only subscriber" if held else "it has enabled activities (%d)" % others.in_use
             if listens and not held and not others.in_use:
-                state = "the buffers belong to %s, and it is unknown whether that has finished" % listens
+                state = "the buffers belong to %s, which may still be recording" % listens
             raise SourceError("CUPTI_BUSY", _IN_USE % (state + (", and may be " + known if known else "")))
         if others.unnoticed:
             self._warnings.append(_UNNOTICED % others.unnoticed.decode("utf-8", "replace"))
@@ -372,7 +372,7 @@ class CuptiSession:
         if detach.outcome == collector_binding.NO_CALL:
             return (
                 "stayed attached: the process made no CUDA call for %g s; CUDA calls stay slightly slower until the "
-                "next capture detaches" % (self._detach_limit_ms / 1000)
+                "next capture detaches CUPTI" % (self._detach_limit_ms / 1000)
             )
         if detach.outcome == collector_binding.SUBSCRIBED_ELSEWHERE:
             return (

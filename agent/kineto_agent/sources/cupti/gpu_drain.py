@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 STAYS = (
     "stayed attached: %s, and detaching CUPTI would block every launch of the program until the GPU is idle; CUDA "
-    "calls stay slightly slower until the next capture detaches"
+    "calls stay slightly slower until the next capture detaches it"
 )
 _CUDA_DEVICE = 1  # torch's number of this type
 # torch numbers the streams of its pools in steps of 32: from 3 with normal priority, from 5 with the next higher one.

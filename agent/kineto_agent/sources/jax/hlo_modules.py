@@ -53,7 +53,7 @@ class HloModulesSession:
                 self._add(executable)
             except Exception:  # noqa: BLE001 - one that is being freed, or not of this client
                 log_exception("the modules of an executable cannot be read")
-                self._left_out.append("one that cannot be read")
+                self._left_out.append("one could not be read")
 
     def _add(self, executable: Any) -> None:
         begin = time.monotonic()

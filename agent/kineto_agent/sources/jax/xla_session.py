@@ -157,7 +157,7 @@ class XlaSession:
             raise SourceError("JAX_PROFILER_FAILED", self._problem)
         warnings = [self._problem] if self._problem else []
         if self._arena.lost_bytes:
-            text = "%d MiB of XLA's profile did not reach the daemon in time and are missing"
+            text = "%d MiB of XLA's profile is missing: it did not reach the daemon in time"
             warnings.append(text % (self._arena.lost_bytes // _MIB + 1))
         metadata = {
             "pieces": self._count,

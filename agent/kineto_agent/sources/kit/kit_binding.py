@@ -63,7 +63,7 @@ class Kit(NativeInterface):
 
     ABI_FUNCTION = "kc_kit_abi"
     ABI = 1
-    USE = " for the libraries of vendors"
+    USE = " for vendors' libraries"
     REASONS = _SUFFIXES  # appended to each vendor's prefix
     BY_PROGRAM = ("kc_kit_stop",)
 

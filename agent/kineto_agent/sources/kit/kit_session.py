@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kineto_agent.sources.native_interface import EnableResult
 
 _UNCOUNTED = (
-    "%s lost records that could not be counted, in %d buffers beyond the limit of the arena: use a larger "
+    "%s lost an unknown number of records (buffers that did not fit into the arena: %d); use a larger "
     "--buffer-limit, or fewer --activities"
 )
 

@@ -67,7 +67,7 @@ def usable_torch(what: str) -> Any:
     if not torch.version.cuda and not getattr(torch.version, "hip", None):
         text = (
             "this torch (%s) is built without CUDA, and torch reports CPU allocations only on the threads that make "
-            "them: no %s is possible"
+            "them, so no %s is possible"
         )
         raise SourceError("NO_CUDA", text % (torch.__version__, what))
     if not torch.cuda.is_initialized():

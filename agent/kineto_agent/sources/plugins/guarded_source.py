@@ -157,7 +157,7 @@ class PluginSource:
             return "%s finds no sign of its accelerator in this process (%s)" % (self.name, _words(self.plugin.signs))
         if self._trouble is not None:
             return "%s: %s" % (self.name, self._trouble.reason)
-        return self.needs_start() or "%s does not offer it now" % self.name
+        return self.needs_start() or "%s does not offer it at the moment" % self.name
 
     def _lacks_variable(self) -> bool:
         return bool(self.plugin.needs_from_start) and not is_set(self.plugin.needs_from_start)

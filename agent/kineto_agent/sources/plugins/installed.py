@@ -87,7 +87,7 @@ def _content(descriptor: int) -> bytes:
     seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
     size = os.fstat(descriptor).st_size
     if seals & _SEALS != _SEALS or size > MAX_BUNDLE_BYTES:
-        raise ValueError("the plug-ins are in %d bytes of memory with the seals %#x" % (size, seals))
+        raise ValueError("the plug-ins' memory is too large or not sealed: %d bytes, seals %#x" % (size, seals))
     pieces: List[bytes] = []
     done = 0
     while done < size:

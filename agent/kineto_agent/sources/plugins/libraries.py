@@ -65,4 +65,4 @@ def _unused_path(descriptor: int) -> str:
             open_library(path, _RTLD_NOLOAD)
         except OSError:
             return path
-    raise OSError("no path is left from which to load descriptor %d" % descriptor)
+    raise OSError("no unused path is left for loading descriptor %d" % descriptor)

@@ -133,7 +133,7 @@ class PluginSession:
         found = self._session.stop()
         counts = [plain_int(each, "a count") for each in found.counts]
         if len(counts) != len(SourceCounts._fields):
-            raise PluginViolation("returned %d counts, not records, bytes and dropped" % len(counts))
+            raise PluginViolation("returned %d counts; expected records, bytes and dropped" % len(counts))
         incomplete = found.incomplete
         if type(incomplete) is not str:
             raise PluginViolation("returned %.60r as `incomplete`, which must be a string" % (incomplete,))
@@ -201,7 +201,7 @@ os.register_at_fork(after_in_child=_close_all_in_child)
 def check_arena(descriptor: object, limit_bytes: int) -> int:
     """Return the descriptor, if it is an arena's within twice the limit. Raises PluginViolation, OSError."""
     if type(descriptor) is not int or descriptor <= 2:
-        raise PluginViolation("announced %.40r as the descriptor of its arena" % (descriptor,))
+        raise PluginViolation("announced %.40r, which cannot be its arena's descriptor" % (descriptor,))
     try:
         seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
     except OSError as exc:
@@ -230,12 +230,13 @@ def _check_header(header: bytes, size: int) -> None:
         and not (descriptors % 8 or strings % 8 or buffers % 8)
     )
     if not good:
-        raise PluginViolation("announced memory whose header is not that of an arena")
+        raise PluginViolation("announced memory without an arena's header")
 
 
 def counts_in(descriptor: int) -> SourceCounts:
     """Read the counts from the arena itself. Raises PluginViolation, OSError."""
     records, dropped, size = _COUNTS.unpack(os.pread(descriptor, _COUNTS.size, arena.RECORDS))
     if max(records, dropped, size) >= 1 << 63 or records > size:
-        raise PluginViolation("left %d records in %d bytes, %d dropped, in its arena" % (records, size, dropped))
+        text = "left impossible counts in its arena: %d records in %d bytes, %d dropped"
+        raise PluginViolation(text % (records, size, dropped))
     return SourceCounts(records, size, dropped)

@@ -38,8 +38,8 @@ _LEAK_WORTH_SAYING = 100_000  # kernels
 
 _MARKER = "kineto_agent_pti"  # attribute of sys: the process in which an agent has loaded PTI's core
 _BUSY = (
-    "another library of this process is using PTI, which serves only one: a capture would take its records; trace "
-    "again with a program that does not load that library, or record other activities"
+    "another library of this process is using PTI, which serves only one: a capture would take its records; run "
+    "the program without that library, or record other activities"
 )
 _FORKED = (
     "this process was forked from one that had used PTI, which does not work in such a child: use the spawn start "
@@ -70,7 +70,7 @@ class XpuSession(kit_session.KitSession):
         kept = outcome.counts.records
         if version_pair(self.metadata["pti_version"]) < _LEAKS_BEFORE and kept > _LEAK_WORTH_SAYING:
             outcome.warnings.append(
-                "PTI %s keeps the names of all kernels that it has recorded until the process ends, here up to %d MB; "
+                "until the process ends, PTI %s keeps the names of all kernels that it has recorded, up to %d MB here; "
                 "version 1.1 and later do not" % (self.metadata["pti_version"], kept * _LEAK_BYTES // 1_000_000)
             )
         return outcome

@@ -18,7 +18,7 @@ _HELP = {
     "XPU_NO_DEVICE": "only programs with an Intel GPU can be traced this way",
     "XPU_NO_TRACING": "install a newer Level Zero loader with its layers (Debian, Ubuntu: libze1), and start the "
     "program again",
-    "XPU_NO_INTROSPECTION": "install a newer driver, which has what this one lacks",
+    "XPU_NO_INTROSPECTION": "if the driver is the reason, install a newer one",
 }
 _REASONS = {-1: "PTI_LIBRARY", -2: "PTI_FAILED", -3: "PTI_FAILED", -4: "PTI_FAILED", -5: "PTI_FORKED"}
 _NO_CORE, _UNGUARDED = 1, 2  # of kc_pti_core
@@ -54,8 +54,8 @@ class PtiChecks(NativeInterface):
         if answer == _NO_CORE:
             raise SourceError(
                 "PTI_CORE",
-                "%s of %s: install intel-pti with all its dependencies (pip install intel-pti intel-cmplr-lib-rt); "
-                "before version 1.0 the folder of libpti.so must be in LD_LIBRARY_PATH when the program starts"
+                "%s (%s): install intel-pti with all its dependencies (pip install intel-pti intel-cmplr-lib-rt); "
+                "before version 1.0, the folder of libpti.so must be in LD_LIBRARY_PATH when the program starts"
                 % (self._error, path),
             )
         if answer == _UNGUARDED:

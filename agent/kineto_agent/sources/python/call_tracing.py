@@ -55,7 +55,7 @@ class PythonCallsSource:
         said = _NOT_EXACT if options.get("stack_trace") else _NO_MODULES
         kind = _unknown_build()
         if kind:
-            return said % ("this is %s, whose objects have another layout" % kind)
+            return said % ("this is %s, whose objects have a different layout" % kind)
         try:
             from kineto_agent.sources.python import tracer_binding  # ctypes: only where it is needed
 
@@ -151,12 +151,12 @@ class PythonCallsSession:
             (result.names_lost, "%d Python calls have no name: the table of names was full"),
             (
                 result.others,
-                "%d threads were not recorded: the program has its own profile function or an audit hook there",
+                "%d threads were not recorded: the program has its own profile function on them, or an audit hook",
             ),
             (
                 result.crowded,
-                "%d threads were not recorded: a recording of every call has room for 2,048 threads, including those "
-                "that have ended; ask for a shorter one",
+                "%d threads were not recorded: exact calls are limited to 2,048 threads, including those that have "
+                "ended; ask for a shorter recording",
             ),
         ]
         warnings = [text % number for number, text in said if number]

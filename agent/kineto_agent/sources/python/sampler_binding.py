@@ -288,7 +288,7 @@ def _differences(sampler: Sampler, numbers: StackLayout, frames: List[Tuple[int,
     frame: Optional[FrameType] = sys._getframe(1)
     exact = False  # the two innermost frames have advanced since look()
     if next(found, (0, 0))[0] != id(Sampler.look.__code__):
-        yield "the innermost frame is a different one"
+        yield "the innermost frame is not the expected one"
     for code, instruction in found:
         if frame is None or code != id(frame.f_code) or (exact and instruction != frame.f_lasti):
             yield "a frame differs from what sys._getframe returns"
@@ -314,7 +314,7 @@ def _code_differences(numbers: StackLayout, code: CodeType) -> Iterator[str]:
         if _word(code, offset) != id(thing):
             yield "code objects do not have the expected layout"
     if _bytes(code, numbers.code_first_line, 4) != code.co_firstlineno.to_bytes(4, sys.byteorder):
-        yield "code objects have their first line elsewhere"
+        yield "code objects store their first line elsewhere"
     if _bytes(lines, numbers.bytes_value, len(lines)) != lines or _word(lines, numbers.object_size) != len(lines):
         yield "bytes are not stored as expected"
     if numbers.frames == FRAME_OBJECTS and _word(sys._getframe(), numbers.object_type) != id(FrameType):

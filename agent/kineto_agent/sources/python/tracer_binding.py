@@ -51,7 +51,7 @@ class CallTracer(NativeInterface):
 
     ABI_FUNCTION = "kc_tracer_abi"
     ABI = 4
-    USE = " for calls of Python"
+    USE = " for Python calls"
     REASONS = _REASONS
 
     def __init__(self, path: str) -> None:

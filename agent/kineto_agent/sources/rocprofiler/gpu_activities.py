@@ -63,7 +63,7 @@ _LOCKED = (
     "accepts no more clients; 1.3.2 and later do. Record with torch's profiler in the program, or " + _RUN
 )
 _TOO_LATE = (
-    "HIP has already initialised in this process, so rocprofiler-sdk %s would not record anything of it; 1.3.0 and "
+    "HIP has already initialised in this process, so rocprofiler-sdk %s would record nothing of it; 1.3.0 and "
     "later would. For this version, " + _RUN
 )
 _HANG = (
@@ -72,8 +72,8 @@ _HANG = (
     + "=0 and "
     + _RUN
 )
-_OVER = "rocprofiler-sdk has been shut down in this process by another of its users, which cannot be undone"
-_BEGINNING = "rocprofiler-sdk is just being configured in this process: try again"
+_OVER = "another user of rocprofiler-sdk has shut it down in this process, for good; start the program again"
+_BEGINNING = "rocprofiler-sdk is being configured in this process at the moment: try again"
 _UNKNOWN = (
     "%s is rocprofiler-sdk %s, whose records this agent does not know, so it is not used. Known versions: %s. "
     "Update kineto-agent and kinetod, or use a ROCm with one of these"

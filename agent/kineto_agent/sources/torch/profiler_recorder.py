@@ -63,7 +63,7 @@ def kept_off(*, required: bool = True, maps: str = "/proc/self/maps", library: s
         yield
     finally:
         if collector is not None:
-            log("Kineto was kept off CUPTI: %d calls", collector.kc_gate_down())
+            log("blocked %d calls from Kineto to CUPTI", collector.kc_gate_down())
 
 
 def _up(cupti: str, library: str) -> Optional[ctypes.CDLL]:
@@ -148,8 +148,8 @@ def start_quietly(maps: str = "/proc/self/maps") -> None:
     except (OSError, AttributeError, KeyError, TypeError) as exc:
         raise SourceError(
             "TORCH_PROFILER_UNAVAILABLE",
-            "torch's profiler was never used in this process, and torch %s would print to the program's standard "
-            "error when it is started from outside (%s: %s): trace without the options that need this profiler"
+            "torch's profiler has never been used in this process, and starting it from outside would make torch %s "
+            "print to the program's standard error (%s: %s): trace without the options that need this profiler"
             % (libtorch_symbols.version_text() or "of unknown version", type(exc).__name__, exc),
         ) from exc
     if client:

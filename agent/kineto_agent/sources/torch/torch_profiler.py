@@ -184,7 +184,7 @@ class TorchProfilerSession:
             self._warn("the last events could not be published: %s" % exc)
         if self._arena.lost_bytes:
             self._warn(
-                "%d MiB of torch's events did not reach the daemon in time and are missing"
+                "%d MiB of torch's events is missing: it did not reach the daemon in time"
                 % (self._arena.lost_bytes // _MIB + 1)
             )
         self._leave()
@@ -220,8 +220,8 @@ class TorchProfilerSession:
             way += " (in %d pieces: %s)" % (len(self._times), self._why_pieces)
             if self._missing_ns:
                 self._warnings.append(
-                    "torch's profiler was restarted %d times to avoid stopping the program for long: ops of %.2f s in "
-                    "between are missing" % (max(len(self._times) - 1, 0), self._missing_ns / 1e9)
+                    "torch's profiler was restarted %d times to avoid stopping the program for long: operators of the "
+                    "%.2f s in between are missing" % (max(len(self._times) - 1, 0), self._missing_ns / 1e9)
                 )
         return {
             "way": way,
@@ -366,7 +366,7 @@ class TorchProfilerSession:
             if self._write_lock.acquire(timeout=_END_LIMIT_S):
                 self._write_lock.release()
         except Exception:  # noqa: BLE001 - never into the program
-            log_exception("torch's profiler failed at the exit of the process")
+            log_exception("torch's profiler failed when the process exited")
 
     def _leave(self) -> None:
         atexit.unregister(self._at_exit)

@@ -115,7 +115,7 @@ class _FleetDownload:
         """Downloads all files of one host, one after the other, until the user stops it."""
         if member.error is not None:
             member.problems.append(
-                DownloadFailed(f"{member.place.host}: {len(files)} files were not downloaded: {member.error}")
+                DownloadFailed(f"{member.place.host}: files not downloaded ({len(files)}): {member.error}")
             )
             return
         try:

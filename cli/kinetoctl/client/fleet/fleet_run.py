@@ -182,7 +182,8 @@ class FleetRun:
         processes = sum(target.state != pb.TARGET_STATE_ENDED for member in ready for target in member.targets)
         took = format_duration(int((time.monotonic() - began) * 1e9))
         self._progress.note(
-            f"{processes:,} processes on {len(ready):,} of {len(self.fleet.members):,} hosts are ready after {took}"
+            f"ready after {took}: {processes:,} process{'' if processes == 1 else 'es'} "
+            f"on {len(ready):,} of {len(self.fleet.members):,} hosts"
         )
 
     @staticmethod
@@ -312,7 +313,7 @@ class FleetRun:
         what = "a common iteration"
         if start_ns := self.fleet.start_ns:
             what = f"{time.strftime('%H:%M:%S', time.localtime(start_ns / 1e9))}.{start_ns // 10**6 % 1000:03}"
-        self._progress.note(f"{started:,} hosts start at {what}")
+        self._progress.note(f"{started:,} host{' starts' if started == 1 else 's start'} at {what}")
 
     async def _at_once(
         self, call: Callable[[HostRun], Awaitable[None]], members: Iterable[HostRun], most: int = CALLS_AT_ONCE
@@ -454,7 +455,8 @@ class FleetRun:
         if running:
             what = "stopping the capture" if self.fleet.interrupted else "cancelling the capture"
             kept = " and keeping what was recorded" if self.fleet.interrupted else ""
-            self._progress.note(f"{what} on {len(running):,} hosts{kept}; press Ctrl-C again to exit at once")
+            where = f"{len(running):,} host{'' if len(running) == 1 else 's'}"
+            self._progress.note(f"{what} on {where}{kept}; press Ctrl-C again to exit at once")
         await self._at_once(self._cancel_one, running)
 
     async def _cancel_one(self, member: HostRun) -> None:
@@ -503,8 +505,8 @@ def common_start_ns(now_ns: int, *, warmup_ns: int, delivered_ns: int, wanted_ns
         return earliest_ns
     if wanted_ns < earliest_ns:
         raise UsageProblem(
-            f"--start-at is {format_duration(earliest_ns - wanted_ns)} too soon: with their processes ready, "
-            f"all hosts together need another {format_duration(earliest_ns - now_ns)}"
+            f"--start-at is {format_duration(earliest_ns - wanted_ns)} too soon: even with the processes ready, "
+            f"the hosts need another {format_duration(earliest_ns - now_ns)}"
         )
     return wanted_ns
 

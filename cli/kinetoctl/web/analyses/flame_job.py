@@ -143,7 +143,7 @@ def flame_values(request: FlameRequest, contexts: Contexts, base: Contexts = ())
     if not tree.total[ROOT]:
         notes.append(NOTHING_OF[request.choice.of])
     elif theirs.profiles and request.order is FlameOrder.TIME:
-        notes.append("differences are shown for merged stacks and in the sandwich, not in time order")
+        notes.append("there are no differences in time order: choose merged or sandwich")
     return {
         **drawn,
         **_functions(request, totals, texts),
@@ -196,7 +196,7 @@ def _drawn(
     return {"charts": [chart], "tree": [_plain(node)], "path": path if root != ROOT else [], "focus": ""}, notes
 
 
-TIMED = "one thread in time order; the width of the graph is the time from its first call to its last one"
+TIMED = "one thread in time order, from its first call to its last"
 LAUNCHED = "GPU work in launch order, without the pauses in between"
 
 

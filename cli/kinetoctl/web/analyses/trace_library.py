@@ -160,8 +160,8 @@ class UrlCopies:
         """Removes what was opened longest ago until there is room. Raises Refused, _Later."""
         if size > self._most_bytes:
             raise Refused(
-                f"{wanted.url} has {units.size(size)}, more than this server keeps for URLs "
-                f"({units.size(self._most_bytes)}): start it with a larger --url-space"
+                f"{wanted.url} needs {units.size(size)}, but this server keeps at most "
+                f"{units.size(self._most_bytes)} for URLs: start it with a larger --url-space"
             )
         others = [copy for copy in self._copies.values() if copy is not wanted and copy.size_bytes]
         if not wanted.opened and size + sum(copy.size_bytes for copy in others) > self._most_bytes:

@@ -165,7 +165,7 @@ def is_at(request: WebRequest, own: str) -> bool:
 def check_request(request: WebRequest, own: str) -> None:
     """Refuses a request that names another host than this origin, or comes from another site. Raises WebError."""
     if not is_at(request, own):
-        raise WebError(HTTPStatus.MISDIRECTED_REQUEST, f"this page is at {own}")
+        raise WebError(HTTPStatus.MISDIRECTED_REQUEST, f"open this page at {own}")
     if request.method in SAFE_METHODS:
         return
     fetch_site = request.headers.get("sec-fetch-site", "same-origin")

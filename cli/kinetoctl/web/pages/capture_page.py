@@ -42,7 +42,7 @@ QUESTIONS = (
     ("Ranks", "ranks", "Which rank is slow, and which ones wait for it?", ("ranks",)),
     ("Timeline", "timeline", "What happens when, on which thread and stream?", ()),
     ("Flame graphs", "flame", "Which operators and Python functions take the time?", ("operators", "Python stacks")),
-    ("Counters", "counters", "What did the processors, the memory and the GPUs' units do?", ()),
+    ("Counters", "counters", "How were the CPUs, the memory and the GPUs' units used?", ()),
 )
 
 
@@ -116,7 +116,7 @@ def stop_form(context: PageContext, _request: WebRequest, _session: WebSession, 
 def capture_json(context: PageContext, _request: WebRequest, _session: WebSession, capture_id: str) -> WebAnswer:
     """The daemon's message of the capture, or those of its hosts. Raises WebError, and the client's errors."""
     if context.files:
-        raise WebError(HTTPStatus.NOT_FOUND, "trace files have no capture")
+        raise WebError(HTTPStatus.NOT_FOUND, "trace files do not belong to a capture")
     found = context.daemons.parts(capture_id)
     if context.daemons.several:
         return hosts_answer(found, "captures", several=True)

@@ -73,7 +73,7 @@ def of_header(values: Sequence[str]) -> PageUser:
     if len(values) != 1:
         raise UnknownUser(f"the proxy must name the user in exactly one header; there are {len(values)}")
     if not _USER_NAME.fullmatch(values[0]):
-        raise UnknownUser("the user name is not one that a host can have")
+        raise UnknownUser("the proxy sent an invalid user name")
     return PageUser(user=values[0])
 
 
@@ -457,7 +457,7 @@ def _context(files: WebTlsFiles) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is protected by a passphrase; store it without one, readable by the server only")
+    raise ValueError("the key is protected by a passphrase; store it without one, readable only by the server")
 
 
 def _stamp(path: Path) -> Any:

@@ -454,4 +454,4 @@ def _nowhere(capture_id: str, answers: Sequence[HostAnswer[list[pb.Capture]]]) -
         )
     named = "; ".join(f"{answer.place.host}: {answer.error}" for answer in errors[:NAMED])
     more = f"; and {len(errors) - NAMED} more" if len(errors) > NAMED else ""
-    return Unreachable(f"no host that responds has a capture {capture_id}; not responding: {named}{more}")
+    return Unreachable(f"none of the responding hosts has capture {capture_id}; not responding: {named}{more}")

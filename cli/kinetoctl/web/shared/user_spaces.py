@@ -276,8 +276,8 @@ class FetchedTraces(TraceLibrary):
         """Forgets what was downloaded first until there is room. Raises Refused."""
         if size > self._most_bytes:
             raise Refused(
-                f"capture {key[0]} has {units.size(size)}, more than this server keeps for one user "
-                f"({units.size(self._most_bytes)}, --user-space): use `kinetoctl report`"
+                f"capture {key[0]} needs {units.size(size)}, but this server keeps at most "
+                f"{units.size(self._most_bytes)} per user (--user-space): use `kinetoctl report`"
             )
         with self._room:
             while self._sizes and sum(self._sizes.values()) + size > self._most_bytes:

@@ -213,7 +213,9 @@ def kernel_counters(context: Context, *, counter: str = "") -> Answer:
 
 @view(
     "op_counters",
-    columns(("name", "text", "", "operator, or the annotation around work without an operator; missing: neither"))
+    columns(
+        ("name", "text", "", "operator, or the annotation around work without an operator; missing if there is neither")
+    )
     + _TIME
     + _COUNTER,
     nothing=NO_COUNTERS,
@@ -229,7 +231,7 @@ def op_counters(context: Context, *, counter: str = "") -> Answer:
 
 @view(
     "annotation_counters",
-    columns(("name", "text", "", "innermost annotation around the launch; missing: none, or only steps"))
+    columns(("name", "text", "", "innermost annotation around the launch; missing if there is none or it is a step"))
     + _TIME
     + _COUNTER,
     nothing=NO_COUNTERS,

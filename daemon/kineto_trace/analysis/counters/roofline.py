@@ -317,14 +317,14 @@ def _by_activity(context: Context, values: dict[tuple[int, int], float]) -> Floa
         ("why", "text", "", "numbers behind the verdict, or what is missing for one"),
         ("dram_pct", "float", "%", "use of the memory, as a share of its peak"),
         ("dram_error_pct", "float", "%", "95 % interval of dram_pct, plus or minus, in points"),
-        ("dram_gb_s", "float", "GB/s", "rate of bytes read and written: counted, or else dram_pct of the peak"),
+        ("dram_gb_s", "float", "GB/s", "bytes read and written per second: counted, or else dram_pct of the peak"),
         ("peak_gb_s", "float", "GB/s", "peak memory bandwidth of this GPU, from its data sheet"),
         ("tensor_pct", "float", "%", "use of the tensor pipe, as a share of its peak"),
         ("cores_pct", "float", "%", "use of ordinary cores: FMA pipe or instructions, whichever is larger"),
         ("compute_pct", "float", "%", "the larger of tensor_pct and cores_pct"),
         ("sm_busy_pct", "float", "%", "share of the time in which a multiprocessor has work"),
         ("occupancy_pct", "float", "%", "warps on multiprocessors that have work, as a share of the maximum"),
-        ("precision", "text", "", "precision of its computation, by the kernel's name or its operator's inputs"),
+        ("precision", "text", "", "precision of its computation, from the kernel's name or the operator's inputs"),
         (
             "speed_tflop_s",
             "float",
@@ -341,10 +341,11 @@ def roofline(context: Context, *, by: By = "kernel") -> Answer:
 
     Counters are those of the views kernel_counters and op_counters. If DRAM or the compute units reach 60 % of their
     peak, the higher one decides; the threshold is that of Nsight Compute's rule for latency. If neither reaches it, the
-    row is latency-bound. Unless multiprocessors have work for less than 60 % of the time, that verdict needs a value
-    for DRAM and for every unit that the work may use: the tensor pipe and, except for kernels that multiply on tensor
-    cores, ordinary cores (kinetoctl trace --counters=tensor). Otherwise the verdict is "not known", as it is for
-    collectives and copies between host and GPU, which are limited by a link (view collective_counters).
+    row is latency-bound. That verdict needs a value for DRAM. If multiprocessors have work for at least 60 % of the
+    time, it also needs one for every unit that the work may use: the tensor pipe and, except for kernels that multiply
+    on tensor cores, ordinary cores (kinetoctl trace --counters=tensor). Without these values, the verdict is "not
+    known", as it is for collectives and copies between host and GPU, which are limited by a link (view
+    collective_counters).
 
     Options:
     - by: kernel, or op for operators.

@@ -334,9 +334,9 @@ def diff_step_times(context: Context) -> StepSamples:
 
     The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which add up to
     it. All views that compare traces use only the measured steps (see the view overview). The verdict separates real
-    differences from noise between steps: at most 5 % of the rows reported as changed are so by chance, and the interval
-    of such a row excludes 0. Two recordings of the same program may still differ because of clocks, placement or other
-    programs, since the noise is measured within each recording.
+    differences from noise between steps: at most 5 % of the rows reported as changed differ only by chance, and the
+    interval of such a row excludes 0. Two recordings of the same program may still differ because of clocks, placement
+    or other programs, since the noise is measured within each recording.
     """
     return role_samples(context)
 

@@ -25,7 +25,7 @@ import numpy as np
 from kineto_trace.analysis.diff.diff_views import NEW, NOISE, PER_SECOND, PER_STEP, SLOWER, UNKNOWN
 from kineto_trace.analysis.diff.step_noise import ERROR_RATE, StepTimes, compared_steps, differences, window_s
 from kineto_trace.base.array_types import Floats
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.quantities import format_duration, times
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.plot_shapes import Pairs
@@ -42,7 +42,7 @@ Key = tuple[Any, ...]
 RELEVANT_PCT = 0.1  # of the step: smaller increases are not regressions
 CHECKS = columns(
     ("compared", "text", "", "what was compared: steps, ops, kernels and so on"),
-    ("row", "text", "", "row to which the limit applies; the name of the view: all rows"),
+    ("row", "text", "", "row that the limit applies to; the name of the view stands for all rows"),
     ("outcome", "text", "", "passed, failed, or unknown: cannot be judged"),
     ("message", "text", "", "the figures, as text"),
 )
@@ -287,7 +287,7 @@ def _by_steps(
     ]
     alone = len(sides[0].keys() ^ sides[1].keys())
     if alone:
-        notes.append(f"{alone} rows have complete steps in only one of the traces: not compared")
+        notes.append(f"{times(alone, 'row')} not compared: only one of the traces has complete steps")
     return _result(other, how.keys, keys, found, order, verdicts, notes)
 
 

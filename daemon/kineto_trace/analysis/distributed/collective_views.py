@@ -131,7 +131,7 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: AlignBy = "
             "compute_pct",
             "float",
             "%",
-            "share of its time, over all ranks, in which other kernels ran on the same GPU; missing: on the host",
+            "share of its time, over all ranks, in which other kernels ran on the same GPU; missing on the host",
         ),
     ),
     reduce=_list,
@@ -269,7 +269,7 @@ def _grouped(
     described["bytes"] = [None if value < 0 else value for value in described["bytes"]]
     notes = _notes(matched, found)
     if lone.any():
-        notes.append(f"{int(lone.sum())} collectives appear on only one rank and are left out")
+        notes.append(f"collectives recorded on only one rank are left out: {int(lone.sum())}")
     return Answer({**described, **picked}, notes)
 
 
@@ -345,13 +345,13 @@ def _most_often_last(
         ("mean_start_skew_us", "float", "us", "mean time between the starts of the first and the last rank"),
         ("max_start_skew_us", "float", "us", "longest time between these starts"),
         ("skew_uncertainty_us", "float", "us", "maximum error of the skews due to the clocks, in either direction"),
-        ("last_rank", "int", "", "rank that most often began last; missing if no more often than by chance"),
+        ("last_rank", "int", "", "rank that most often began last; missing if that may be chance"),
         ("last_rank_pct", "float", "%", "share of the collectives that it began last"),
         (
             "compute_pct",
             "float",
             "%",
-            "share of their time, over all ranks, in which other kernels ran on the same GPU; missing: on the host",
+            "share of their time, over all ranks, in which other kernels ran on the same GPU; missing on the host",
         ),
     ),
     reduce=_grouped,

@@ -196,7 +196,7 @@ def _wait_rows(partials: Sequence[tuple[int, RankSteps]], *, align: AlignBy = "a
         outside += int(np.count_nonzero(union(part.start, part.end).within(part.found.start, part.found.end) == 0))
     notes = [*matched.notes, *cut]
     if outside:
-        notes.append(f"{outside} collectives ran outside all measured steps and are not counted")
+        notes.append(f"collectives outside all measured steps are not counted: {outside}")
     return wait_columns(rows, list(dict.fromkeys(names)), [rank for rank, _ in partials], notes)
 
 
@@ -453,7 +453,7 @@ def _late_steps(by_step: Ints, candidates: int) -> Ints:
             "",
             "number of collectives that it began last, by more than the uncertainty of the clocks",
         ),
-        ("caused_us", "float", "us", "time in which the others waited in these collectives for this rank alone"),
+        ("caused_us", "float", "us", "time in which the others waited in these collectives only for this rank"),
         ("mean_late_us", "float", "us", "mean time by which it began a collective later than the first rank"),
         ("uncertainty_us", "float", "us", "maximum error of mean_late_us due to the clocks, in either direction"),
     ),

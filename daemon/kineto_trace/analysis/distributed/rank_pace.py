@@ -48,7 +48,7 @@ _WAITS = re.compile(
     r"DataLoader|^record_param_comms$|^(?:c10d|_c10d_functional|nccl|gloo|mpi|ucc)::?|[Ss]ynchronize|_pin_memory$"
     r"|^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero|copy_|_to_copy|to|equal)$"
 )
-REMEDY = "pin each rank to cores of its GPU's NUMA node, look for other programs there, compare clock speeds"
+REMEDY = "pin each rank to cores of its GPU's NUMA node, look for other programs there, and compare clock speeds"
 
 
 class OpPace(NamedTuple):

@@ -105,11 +105,14 @@ def with_common_numbers(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list
         nearest = np.abs(reference.start[:, None] - part.start[None, :]).argmin(axis=0)
         change = int(np.median(known[nearest] - own))
         found[rank] = replace(part, names=tuple(str(number + change) for number in own.tolist()))
-        moved.append(f"{rank} ({-change:+d})")
+        moved.append(f"{-change:+d} on rank {rank}")
     if not moved:
         return list(partials), []
     shown = ", ".join(moved[:MAX_LISTED]) + (", …" if len(moved) > MAX_LISTED else "")
-    note = f"ranks number their steps differently; matched by time, these were renumbered like rank {first}: {shown}"
+    note = (
+        f"ranks number their steps differently; steps are matched by time and have the numbers of rank {first} "
+        f"(original offsets: {shown})"
+    )
     return [(rank, found[rank]) for rank, _ in partials], [note]
 
 
@@ -287,11 +290,11 @@ def _without_steps(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
 
 def _left_out(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
     """Returns notes on the ranks whose first steps are left out."""
-    listed = [f"{rank} ({part.steps.left_out})" for rank, part in partials if part.steps.left_out]
+    listed = [f"{part.steps.left_out} on rank {rank}" for rank, part in partials if part.steps.left_out]
     if not listed:
         return []
     shown = ", ".join(listed[:MAX_LISTED]) + (", …" if len(listed) > MAX_LISTED else "")
-    return [f"first steps left out because they do not show the usual pace (see the view overview): rank {shown}"]
+    return [f"first steps left out because they do not show the usual pace (see the view overview): {shown}"]
 
 
 def _outside_of_steps(ranks: Sequence[int], waited: Floats, counts: Floats, found: Waits) -> list[str]:
@@ -402,7 +405,7 @@ def _where(matched: MatchedCollectives, row: Ints, ns: Ints, pair: Ints, count: 
         ("wait_pct", "float", "%", "share of all waiting time of the rank"),
         ("collectives", "int", "", "number of collectives in which it waited for that rank"),
         ("mean_wait_us", "float", "us", "mean waiting time per collective"),
-        ("where", "text", "", "collective and process group with the most waiting time of this kind"),
+        ("where", "text", "", "collective and process group in which it waited longest for that rank"),
     ),
     reduce=_wait_rows,
 )

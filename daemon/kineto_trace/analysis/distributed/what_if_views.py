@@ -27,7 +27,7 @@ from kineto_trace.analysis.distributed.rank_simulation import RankWork, Simulati
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, containing, difference, intersection, union
 from kineto_trace.base.array_types import NOTHING, Flags, Ints
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.quantities import format_duration, times
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import (
     NO_COLLECTIVES,
@@ -278,8 +278,8 @@ def _rows(partials: Sequence[tuple[int, JobRank]]) -> Answer:
     alone = int(np.count_nonzero(simulation.found.seen[matched.instance[simulation.rows]] == 1))
     if alone:
         notes.append(
-            f"{alone} collectives have no counterpart on another rank: their durations stay as measured in every row, "
-            "so savings may be too low"
+            f"{times(alone, 'collective')} without a counterpart on another rank: durations stay as measured in every "
+            "row, so savings may be too low"
         )
     return _answer(changes, simulation.model_ns, _steps(matched, simulation.rows), notes)
 
@@ -407,7 +407,9 @@ def _collectives(simulation: Simulation) -> list[_Change]:
             continue
         transfer = np.where(members, 0, simulation.found.transfer)
         saving = _saving(simulation, simulation.chains.before, transfer)
-        about = f"upper bound: {count} transfers of {format_duration(took / count)} on average, if all were hidden"
+        about = (
+            f"upper bound: {times(count, 'transfer')} of {format_duration(took / count)} on average, if all were hidden"
+        )
         changes.append(_Change(f"{collective} hidden or free", None, collective, group, saving, about))
     return changes
 
@@ -419,14 +421,18 @@ def _of_the_host(matched: MatchedCollectives, found: Instances, notes: Sequence[
         own = bounds.last == place
         count = int(np.count_nonzero(own & (bounds.late > 0)))
         mean = format_duration(float(bounds.late[own].sum()) / count) if count else ""
-        about = f"upper bound: the others waited for it in {count} collectives, {mean} on average" if count else None
+        about = (
+            f"upper bound: the others waited for it in {times(count, 'collective')}, {mean} on average"
+            if count
+            else None
+        )
         changes.append(_Change(f"rank {rank} never last", rank, None, None, bounds.of_rank(place), about))
     for number, (collective, group) in enumerate(kinds.names):
         members = (kinds.of == number) & (found.seen > 1)
         count = int(members.sum())
         if count:
             mean = format_duration(float(bounds.transfer[members].sum()) / count)
-            about = f"upper bound: {count} transfers of {mean} on average, if the ranks waited for all of them"
+            about = f"upper bound: {times(count, 'transfer')} of {mean} on average, if the ranks waited for all of them"
             saving = bounds.of_transfers(members)
             changes.append(_Change(f"{collective} hidden or free", None, collective, group, saving, about))
     rows = np.flatnonzero(found.seen[matched.instance] > 1)

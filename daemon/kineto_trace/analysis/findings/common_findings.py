@@ -263,8 +263,8 @@ def small_collectives(context: Context) -> Iterator[Finding]:
         advice="Combine small tensors: use larger buckets (DistributedDataParallel(bucket_cap_mb=…)), reduce gradients "
         "in buckets during the backward pass, run one collective on a flattened tensor or on several at once "
         "(torch.distributed._coalescing_manager), and reduce metrics together every N steps.",
-        evidence=f"{each:.0f} collectives of less than {SMALL_BYTES >> 20} MiB per step, "
-        f"{size[rows].mean() / 1024:.4g} KiB on average; the host spent {format_duration(took)} in their operators; "
+        evidence=f"each step has {each:.0f} collectives smaller than {SMALL_BYTES >> 20} MiB "
+        f"({size[rows].mean() / 1024:.4g} KiB on average); the host spent {format_duration(took)} in their operators; "
         f"{needed:.0f} per step would be enough",
         causes=_CAUSES,
         op=heaviest_op(context, ops[own], end[own] - start[own]),
@@ -396,6 +396,6 @@ def recording_note(context: Context) -> str | None:
     target = context.trace.target
     at_least = "" if target.step_ratio else "at least "
     return (
-        f"iterations took {at_least}{target.known_step_ratio:.2f} times as long while they were recorded; savings are "
-        "shares of the time that they take when not recorded"
+        f"iterations took {at_least}{target.known_step_ratio:.2f} times as long while recorded; savings are shares of "
+        "the time without recording"
     )

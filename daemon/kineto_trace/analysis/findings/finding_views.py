@@ -127,7 +127,7 @@ class TraceFindings:
 @view(
     "findings",
     columns(
-        ("place", "int", "", "position of the finding; 1 saves most"),
+        ("place", "int", "", "position of the finding; 1 saves the most"),
         ("finding", "text", "", "short name of this kind of finding"),
         ("title", "text", "", "what is wrong"),
         ("saving_us", "float", "us", "time that the change would save, over all measured steps"),
@@ -137,8 +137,8 @@ class TraceFindings:
             "uncertainty_pct",
             "float",
             "%",
-            "95 % interval of saving_pct, plus or minus, from how much its causes vary from step to step; missing with "
-            "fewer than 3 steps",
+            "95 % confidence interval of saving_pct (plus or minus), from how much its causes vary between steps; "
+            "missing with fewer than 3 steps",
         ),
         ("advice", "text", "", "what to do"),
         ("evidence", "text", "", "what was observed, and what the estimate of the saving assumes"),
@@ -146,7 +146,7 @@ class TraceFindings:
         ("call_stack", "text", "", "Python frames around that operator, innermost first"),
         ("kernels", "texts", "", "kernels or copies that take most of this time"),
         ("where", "text", "", "function, file and line of the program's own code, for findings about the host"),
-        ("guess", "bool", "", "whether it is unknown how much of this time can be saved; such findings come last"),
+        ("guess", "bool", "", "whether the possible saving is unknown; such findings come last"),
     ),
 )
 def findings_view(context: Context, *, top: int = 10) -> Answer:
@@ -161,10 +161,10 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     latency, and clocks that are held down. The savings of functions, waits, allocations and small kernels come from
     replaying the steps on the host and the GPU without them; other savings never exceed the time that view time_causes
     assigns to their cause. All are shares of the time that the steps take when they are not recorded, if that is known.
-    The advice suits the GPUs of the trace. First steps that do not show the pace of the program, and findings that
-    would save less than half a per cent, are left out; findings whose possible saving is unknown come last. Without a
-    GPU, the view looks for time that the host loses: in the program's own functions, in data loading, in the optimizer,
-    and in threads that compete for the GIL or the CPUs. If the program stands still, the view only says where.
+    The advice suits the GPUs of the trace. Atypical first steps, and findings that would save less than half a per
+    cent, are left out; findings whose possible saving is unknown come last. Without a GPU, the view looks for time that
+    the host loses: in the program's own functions, in data loading, in the optimizer, and in threads that compete for
+    the GIL or the CPUs. If nothing moves, the view only shows where the program waits.
 
     Options:
     - top: the maximum number of findings.
@@ -248,7 +248,7 @@ def time_slices(context: Context) -> Iterator[Finding]:
         saving_ns=saving,
         advice=f"Find the other process (kinetoctl top and {words.status} list the processes on each GPU), and run it "
         f"on another GPU or at another time. Where programs must share a GPU, {words.sharing}.",
-        evidence=f"{times(int(alike.sum()), 'time slice')} of {format_duration(slice_ns)} are missing: "
+        evidence=f"{times(int(alike.sum()), 'time slice')} of {format_duration(slice_ns)} were lost: "
         f"{times(len(late), 'kernel')} took that much longer than similar ones, and launched work had to wait that "
         f"long {times(len(waits), 'time')}; if matrix products lost as large a share of their time, the total is "
         f"{format_duration(saving)}",
@@ -376,11 +376,11 @@ def exposed_communication(context: Context) -> Iterator[Finding]:
         name="waiting_in_collectives",
         title="The GPU waits in collectives for another rank",
         saving_ns=split.waiting_gain,
-        advice="Larger buckets do not help: another rank comes late, or the ranks have unequal work. The view "
+        advice="Another rank arrives late, or the ranks have unequal work; larger buckets do not help. The view "
         "rank_what_if over the traces of all ranks names the slow rank, and shows what the job would gain if it were "
         "as fast as the others.",
         evidence=f"{seen}; at least {format_duration(split.waiting)} of that is waiting (time beyond the shortest "
-        f"collective of the same kind and size), {format_duration(split.longest)} at the longest"
+        f"collective of the same kind and size); the longest wait took {format_duration(split.longest)}"
         f"{_limit(split.waiting_gain, split.waiting)}",
         causes=("communication",),
         kernels=kernels,
@@ -411,7 +411,7 @@ def exposed_pageable_copies(context: Context) -> Iterator[Finding]:
     released //= len(found.devices)
     idle = "; the GPU is idle for another"
     in_calls = staging - released
-    calls = f"{idle} {format_duration(in_calls)} while the host is in their calls" if in_calls > 0 else ""
+    calls = f"{idle} {format_duration(in_calls)} while the host makes these copies" if in_calls > 0 else ""
     if released:
         calls += (
             f"{idle} {format_duration(released)} while the host frees the memory of batches that it has copied (with "

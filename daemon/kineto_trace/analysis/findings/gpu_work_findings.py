@@ -146,9 +146,9 @@ def layout_changes(context: Context) -> Iterator[Finding]:
         saving_ns=time,
         advice=f"Keep images in the layout that the {WORDS[vendor].tensor_cores} need: "
         f"model.to(memory_format=torch.channels_last), and the same for its inputs{_TAKEN_BY.get(vendor, '')}. In JAX "
-        "and TensorFlow: NHWC.",
+        "and TensorFlow, use NHWC.",
         evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')} taking {format_duration(time)}; normalisation and "
-        "pooling may get faster, too",
+        "pooling may also get faster",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest_names(context, chosen),
@@ -208,7 +208,7 @@ def unbenchmarked_convolutions(context: Context) -> Iterator[Finding]:
         advice="If the input shapes stay the same, try torch.backends.cudnn.benchmark = True: the first call with each "
         "shape then measures all algorithms, and later calls use the fastest one.",
         evidence=f"torch.backends.cudnn.benchmark is off, and convolutions take {format_duration(time)}; the saving "
-        f"assumes {100 * MEASURED_GAIN:.0f} % of that, but it may be more, or nothing",
+        f"assumes {100 * MEASURED_GAIN:.0f} % of that, but the gain may be larger, or zero",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest_names(context, chosen),
@@ -482,7 +482,7 @@ def optimizer_kernels(context: Context) -> Iterator[Finding]:
         name="unfused_optimizer",
         title=f"The optimizer ({name}) updates the parameters one by one",
         saving_ns=int(took[rows].sum()),
-        advice="Use the fused optimizer (fused=True), or else foreach=True.",
+        advice="Use the fused optimizer (fused=True) or, failing that, foreach=True.",
         evidence=f"{len(rows) / found.steps.steps:,.0f} kernels per step, "
         f"{format_duration(int(took[rows].sum()))} in total; the saving is the time of these kernels and their "
         f"launches, minus {100 * OPTIMIZER_PASSES:.0f} % for the fused step",
@@ -575,7 +575,7 @@ def _aside(
     share = replay.share(ReplayChange(left_out=slots, thread=context.get(training_thread))) / surplus
     window = context.get(time_causes).steps.measured_ns
     evidence = (
-        f"replayed without it, the steps take {100 * share:.3g} % less time; the training thread spends "
+        f"in a replay without it, the steps take {100 * share:.3g} % less time; the training thread spends "
         f"{format_duration(sampled * window)} in it; "
         f"{work_without_backward(context, slots) if of_model else finding.evidence}"
     )

@@ -76,7 +76,7 @@ _IN_FUNCTION = {
     ),
     "input_output": (
         "waits for a file, a socket or a process",
-        "Do input and output in another thread or process, or ahead of time: a prefetching loader, asynchronous "
+        "Do I/O in another thread or process, or ahead of time: a prefetching loader, asynchronous "
         "checkpoints, local copies of remote files.",
     ),
     "logging": (
@@ -89,7 +89,7 @@ _IN_FUNCTION = {
         "Take gc.collect() out of the loop; call gc.freeze() before the loop, and collect only every N steps.",
     ),
     "gil": (
-        "waits for Python's global lock (GIL)",
+        "waits for Python's global interpreter lock (GIL)",
         "Move the work of other Python threads (view threads) to other processes, or into code that releases the GIL.",
     ),
     "blocked": (
@@ -152,7 +152,7 @@ def host_functions(context: Context) -> Iterator[Finding]:
                 saving_ns=time,
                 advice=advice,
                 evidence=f"{format_duration(time)} of the GPU's idle time in "
-                f"{times(part.pieces, 'stretch', 'stretches')}, known from "
+                f"{times(part.pieces, 'stretch', 'stretches')}, seen in "
                 f"{_told_by(context, part)}{around}" + (_holder(context) if cause == "gil" else ""),
                 causes=(cause,),
                 frame=part.frame,
@@ -182,8 +182,8 @@ def _with_round_trip(context: Context, part: Detail, trips: Sequence[Callback]) 
             return time - moved, ""
         if part == trip.function:
             return time + moved, (
-                f"; {format_duration(moved)} of it is in native code called by {detail_text(context, trip.caller)}, "
-                "which calls this function back: in gaps between the same GPU activities"
+                f"; {format_duration(moved)} of it is in native code that {detail_text(context, trip.caller)} calls "
+                "and that calls this function, in gaps between the same GPU activities"
             )
     return time, ""
 
@@ -191,7 +191,7 @@ def _with_round_trip(context: Context, part: Detail, trips: Sequence[Callback]) 
 def _told_by(context: Context, part: Detail) -> str:
     """Returns how the time of this part of a cause was determined."""
     if part.frame < 0:
-        return "pauses of autograd between operators that last at least Python's switch interval"
+        return "pauses of at least Python's switch interval between autograd's operators"
     return "stack samples" if context.get(python_frames).samples else "recorded calls"
 
 
@@ -387,7 +387,7 @@ def allocation(context: Context) -> Iterator[Finding]:
     """Yields GPU idle time while the runtime allocates or releases memory."""
     words = vendor_words(context)
     ways = [*filter(None, [words.allocator]), f"no {words.empty_cache} in the loop", "lower peak memory"]
-    advice = f"Keep the allocator from going back to {words.runtime}: {', '.join(ways)}; allocate pinned buffers once."
+    advice = f"Keep the allocator from calling {words.runtime}: {', '.join(ways)}; allocate pinned buffers once."
     for finding in _allocating(context):
         yield with_replay(context, replace(finding, advice=advice), ReplayChange(calls=context.get(allocating_calls)))
 
@@ -491,7 +491,7 @@ def workers_without_cores(context: Context) -> Iterator[Finding]:
         title=f"Worker processes wait for a CPU: {processes} share {_limit(found)}",
         saving_ns=int(waits * share),
         advice=f"{_MORE_CORES} More workers do not help.",
-        evidence=f"together, the processes had {cores:.1f} cores, and waited for one in {100 * share:.0f} % of the "
+        evidence=f"together, the processes used {cores:.1f} cores, and waited for a CPU for {100 * share:.0f} % of the "
         "time in which they could have run",
         causes=("data_loading",),
     )
@@ -508,7 +508,7 @@ def host_without_cores(context: Context) -> Iterator[Finding]:
         title=f"The threads that launch work wait for a CPU: they share {_limit(found)}",
         saving_ns=int(idle * share),
         advice=_MORE_CORES,
-        evidence=f"they had no CPU in {100 * share:.0f} % of the time in which they could have run",
+        evidence=f"they had no CPU for {100 * share:.0f} % of the time in which they could have run",
         causes=_HOST_WORKS,
     )
     yield with_replay(context, finding, ReplayChange(pace=np.full(len(context.get(calls)), 1 - share)))
@@ -517,7 +517,7 @@ def host_without_cores(context: Context) -> Iterator[Finding]:
 def _limit(found: KernelCounters) -> str:
     """Returns a text on the available cores."""
     if 0 < found.usable_cores < found.host_cores:
-        return f"{found.usable_cores} of the host's {found.host_cores} cores, all that this process is allowed to use"
+        return f"{found.usable_cores} of the host's {found.host_cores} cores (CPU affinity)"
     if found.quota_cores:
         return f"{found.quota_cores:g} cores, the CPU quota of the control group {found.quota_group}"
     return "the host's cores with other programs"
@@ -527,8 +527,8 @@ _waiting_for_data = _cause(
     "data_loading",
     "data_loading",
     "The GPU waits for the next batch",
-    "Load ahead and in parallel: a DataLoader with more num_workers, persistent_workers, prefetch_factor and "
-    "pin_memory; move decoding and augmentation to the workers or the GPU.",
+    "Load batches ahead of time and in parallel: raise the DataLoader's num_workers and prefetch_factor, and set "
+    "persistent_workers and pin_memory. Move decoding and augmentation to the workers or the GPU.",
 )
 waiting_for_ranks = _cause(
     "host_communication",
@@ -542,7 +542,7 @@ _allocating = _cause(
     "The GPU is idle while memory is allocated or released",
     "",
 )
-_pausing = _cause("kernel_gaps", "kernel_gaps", "The GPU pauses between short kernels that were launched ahead", "")
+_pausing = _cause("kernel_gaps", "kernel_gaps", "The GPU pauses between short kernels launched ahead of time", "")
 queued = _cause(
     "queued",
     "queued",

@@ -63,8 +63,8 @@ HALF = 0.5  # of the bytes, or of the time with twice the peak
 SLOWER = 0.98  # of the largest clock: above this the loss is negligible
 _REMEDIES = {
     "power": "Raise the power limit if it is below the GPU's maximum (nvidia-smi -q -d POWER; nvidia-smi -pl), or "
-    "accept it: even at the maximum, a GPU lowers its clock under heavy matrix products. Memory-bound work loses "
-    "little.",
+    "accept the lower clock: even at the maximum, a GPU lowers it under heavy matrix products. Memory-bound work "
+    "loses little.",
     "heat": "Cool the GPU better: check the fans, the air temperature and the neighbouring devices.",
     "hardware": "Check the power supply and its cables, and what the driver reports (nvidia-smi -q -d PERFORMANCE): "
     "the board itself requested a lower clock.",
@@ -193,7 +193,7 @@ def small_grids(context: Context) -> Iterator[Finding]:
         "ones on separate streams.",
         evidence=f"{times(len(rows), 'kernel')} taking {format_duration(float(took[rows].sum()))}, "
         f"{_filled(blocks, busy, took[rows], vendor_words(context).multiprocessor)}; the saving "
-        "is an upper bound, as if they filled the GPU",
+        "is an upper bound: it assumes that they fill the GPU",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[rows], took[rows]),
         kernels=longest_names(context, chosen),

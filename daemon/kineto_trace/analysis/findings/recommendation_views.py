@@ -93,7 +93,7 @@ def recommendations(context: Context) -> Answer:
     - data_loading: more than 5 % of the mean step is spent waiting for data.
     - data_parallel: DataParallel runs on more than one GPU.
     - nccl_backend: DistributedDataParallel runs without NCCL on NVIDIA GPUs of compute capability 3.5 or higher.
-    - communication: more than 10 % of the mean step is communication that nothing else hides.
+    - communication: more than 10 % of the mean step is communication that no other work hides.
     - low_utilization: a GPU runs kernels in less than 50 % of the steps' time.
     - tensor_cores: no kernel uses tensor cores on a GPU that has them (NVIDIA: compute capability 7 or higher),
       although some operators could.
@@ -112,7 +112,7 @@ def recommendation_columns(facts: RecommendationFacts) -> Answer:
     if loading > DATA_LOADING_SHARE:
         found.insert(0, _share("data_loading", loading, DATA_LOADING_SHARE, "mean step is spent waiting for batches"))
     found += [
-        _share("memory", peak / memory, MEMORY_SHARE, f"{memory / _GB:.1f} GB of GPU {device} were allocated")
+        _share("memory", peak / memory, MEMORY_SHARE, f"{memory / _GB:.1f} GB of GPU {device} was allocated")
         for device, peak, memory in facts.peaks
         if is_full(peak, memory) and memory > 0
     ]
@@ -141,11 +141,15 @@ def _distributed(facts: RecommendationFacts) -> list[Recommendation]:
     capable = {device: value for device, value in facts.capabilities.items() if value >= NCCL_CAPABILITY}
     if "DistributedDataParallel.forward" in facts.names and not facts.uses_nccl and capable:
         device, value = next(iter(capable.items()))
-        evidence = f"DistributedDataParallel.forward was called without NCCL; GPU {device} has capability {value}"
+        evidence = (
+            f"DistributedDataParallel.forward was called without NCCL; GPU {device} has compute capability {value}"
+        )
         found.append(Recommendation("nccl_backend", value, NCCL_CAPABILITY, "compute capability", evidence))
     communication = facts.steps.average("communication")
     if communication > COMMUNICATION_SHARE:
-        found.append(_share("communication", communication, COMMUNICATION_SHARE, "mean step is communication only"))
+        found.append(
+            _share("communication", communication, COMMUNICATION_SHARE, "mean step is spent only on communication")
+        )
     return found
 
 

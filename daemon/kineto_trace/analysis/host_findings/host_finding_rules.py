@@ -65,7 +65,7 @@ LEAST_STARTS = 2
 _MORE = {
     CallKind.COLLATE: "Build batches from whole tensors in the data set, or collate in workers.",
     CallKind.NONE: "Make this function faster: vectorise it, or compute the result once and keep it; collate whole "
-    "tensors, and let a sampler draw all numbers at once.",
+    "tensors, and let a sampler draw all random numbers at once.",
 }
 SEEN = 2  # samples of an operator's name in one function and none in another
 _LOW = (1 << 32) - 1
@@ -150,7 +150,7 @@ def _works(context: Context, rows: Ints) -> Iterator[Finding]:
     if named != NOTHING:
         line = _line(context, named, rows)
         found_at = code_place(context.trace.strings[int(calls.name[named])], line)
-        place, what = str(found_at), f"Data loading takes part of each step, mostly in {found_at.short}"
+        place, what = str(found_at), f"Data loading takes up part of each step, mostly in {found_at.short}"
     share = classes.weight[rows] / max(weight, 1.0)
     kind = main_kind(calls.kind[found.place[rows]], share)
     more = _MORE.get(kind) or REMEDIES.get(kind) or _MORE[CallKind.NONE]

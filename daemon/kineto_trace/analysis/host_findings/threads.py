@@ -60,8 +60,8 @@ CALLS_COMPILED = re.compile(
 WARM_UP = 0.2  # of the steps, all at the beginning
 PARTS = 10  # of a trace without steps
 _RECOMPILED = (
-    "Find out why (TORCH_LOGS=recompiles): mark sizes that change as dynamic (dynamic=True, "
-    "torch._dynamo.mark_dynamic), pad to a few shapes, keep Python values that change out of compiled code, and call "
+    "Find out why (TORCH_LOGS=recompiles): mark changing sizes as dynamic (dynamic=True, "
+    "torch._dynamo.mark_dynamic), pad to a few shapes, keep changing Python values out of compiled code, and call "
     "torch.compile once, outside the loop."
 )
 _TORCH_COMPILER = re.compile(r"(?:^|/)torch/_(?:dynamo|inductor)/")  # which call Triton to compile
@@ -75,7 +75,7 @@ _OTHER_COMPILERS = {  # functions, and the advice
     "Triton": (
         re.compile(r"(?:^|/)triton/"),
         "A Triton kernel is compiled again for each new value of a tl.constexpr argument, for each new type, and when "
-        "an integer becomes 1 or divisible by 16: pass values that change as ordinary arguments (do_not_specialize), "
+        "an integer becomes 1 or divisible by 16: pass changing values as ordinary arguments (do_not_specialize), "
         "and compile once, before the loop.",
     ),
 }
@@ -102,7 +102,7 @@ def gil(context: Context) -> Iterator[Finding]:
     holder, share = other_python(context)
     yield Finding(
         name="gil",
-        title="The training thread waits for Python's global lock (GIL)"
+        title="The training thread waits for Python's global interpreter lock (GIL)"
         + (f", which {holder} holds" if holder else ""),
         saving_ns=int(weight),
         advice=finding.PINNING if PINS in holder else finding.HOLDER_OF_THE_GIL,
@@ -118,8 +118,8 @@ def _waits_of_autograd(waits: Union) -> str:
         return ""
     return (
         f"; the thread of the backward pass waits for it {times(len(waits.start), 'time')}, "
-        f"{format_duration(waits.length())} in total (pauses of autograd between operators that last at least Python's "
-        "switch interval)"
+        f"{format_duration(waits.length())} in total (pauses of at least Python's switch interval between autograd's "
+        "operators)"
     )
 
 
@@ -228,7 +228,7 @@ def processors(context: Context) -> Iterator[Finding]:
         saving_ns=int(weight),
         advice=_advice(busy, cores),
         evidence=f"{per_step(context, weight)}; it had work in {100 * ready:.0f} % of {own.samples} samples, but ran "
-        f"only {100 * had:.0f} % of the time; {times(len(busy), 'busy thread')} used {cores:.1f} cores in all",
+        f"only {100 * had:.0f} % of the time; {times(len(busy), 'busy thread')} used {cores:.1f} cores in total",
         where=f"thread {context.trace.target.threads.get(own.thread, own.thread)}",
     )
 
@@ -315,9 +315,9 @@ def optimizer(context: Context) -> Iterator[Finding]:
         name="unfused_optimizer",
         title=f"The optimizer ({name}) updates the parameters one by one",
         saving_ns=int(saving),
-        advice="Use the fused optimizer (fused=True; on the CPU since torch 2.4), or else foreach=True.",
+        advice="Use the fused optimizer (fused=True; on the CPU since torch 2.4) or, failing that, foreach=True.",
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in {count / steps:,.0f} operators per step; "
-        "the saving assumes that the cost of calling them disappears, and half the time of those above "
+        "the saving assumes that the cost of calling them disappears, as does half the time of those above "
         f"{format_duration(SMALL_NS)}",
     )
 
@@ -505,7 +505,7 @@ def second_backward(context: Context) -> Iterator[Finding]:
         place = code_place(context.trace.strings[int(names[number])])
         yield Finding(
             name="second_backward",
-            title=f"{place.short} runs backward through the graph again",
+            title=f"{place.short} runs the graph's backward pass again",
             saving_ns=int(weights[number]),
             advice="Run the backward pass once: use the gradients that it leaves in .grad, or do this only every N "
             "steps.",

@@ -298,13 +298,13 @@ def _judged(context: Context, purpose: int, subtree: Subtree, share: Floats, idl
     if idle > ASLEEP:
         return "user_code_blocked", "waits", BLOCKED
     if subtree.entry != NOTHING:
-        return "framework_work", "takes part of the step for work other than training", FRAMEWORK
+        return "framework_work", "spends part of the step on work other than training", FRAMEWORK
     around = _ops_of(context, rows)
     if len(around):
         return _by_ops(context, around)
     if not has_training(context):
-        return "busy_function", "takes part of the time", BUSY
-    return "user_code", "takes part of the step, but does no training", REMEDIES[CallKind.NONE]
+        return "busy_function", "takes up part of the time", BUSY
+    return "user_code", "takes up part of the step, but does no training", REMEDIES[CallKind.NONE]
 
 
 _WAITS = {  # columns of python_function

@@ -45,8 +45,8 @@ GroupBy = Literal["name", "name+shape", "type"]
 NS_PER_US = 1000
 NO_OPERATORS = "the trace has no operators: record the activity type cpu_op (torch.profiler: ProfilerActivity.CPU)"
 _IN_GRAPHS = (
-    "{:,.1f} ms of GPU time belongs to operators that were captured into CUDA graphs and did not run again: here it "
-    "counts for the operators that launched the graphs, in the view graph_operators for the captured operators"
+    "{:,.1f} ms of GPU time belongs to operators that were captured into CUDA graphs and did not run again: this view "
+    "counts it for the operators that launched the graphs, and the view graph_operators for the captured ones"
 )
 GPU_FIGURES = ("device_", "tensor_core_self", "tensor_core_total", "backward_device")
 SHAPES = ("Input Dims", "Input dims")  # newer and older traces
@@ -107,7 +107,8 @@ class OpTexts:
             "device_total_us",
             "float",
             "us",
-            "GPU time launched by it and operators inside it; an operator nested in one of its own row adds nothing",
+            "GPU time launched by it and operators inside it; an operator nested in another of the same row adds "
+            "nothing",
         ),
         ("host_self_us", "float", "us", "host time minus that of the operators inside it and of its own runtime calls"),
         (
@@ -120,7 +121,7 @@ class OpTexts:
             "host_total_us",
             "float",
             "us",
-            "host time from start to end; an operator nested in one of its own row adds nothing",
+            "host time from start to end; an operator nested in another of the same row adds nothing",
         ),
         ("device_self_pct", "float", "%", "share of the device_self_us of all rows"),
         ("host_self_pct", "float", "%", "share of the host_self_us of all rows"),
@@ -146,9 +147,9 @@ def operators(context: Context, *, group_by: GroupBy = "name", stacks: bool = Fa
 
     A kernel, copy or fill belongs to the innermost operator around the call that launched it, which is found by the
     correlation id. Times are sums over all calls; overlapping work counts each time. The total of an operator includes
-    nested operators, so totals of different rows must not be added; an operator nested in one of its own row adds
-    nothing. Rows are ordered by device_self_us, largest first; without GPU work, by host_self_us, and the GPU columns
-    are missing.
+    nested operators, so totals of different rows must not be added; an operator nested in another of the same row
+    adds nothing. Rows are ordered by device_self_us, largest first; without GPU work, by host_self_us, and the GPU
+    columns are missing.
 
     Options:
     - group_by: "name"; "name+shape" for one row per distinct input shapes; "type" for one row per kind of work, such as
@@ -365,7 +366,7 @@ def input_shapes(context: Context) -> OpTexts:
             "backward_host_us",
             "float",
             "us",
-            "host time of the backward pass of its operators and of those of the modules inside",
+            "host time of the backward pass of its operators, including those of the modules inside",
         ),
         ("backward_device_us", "float", "us", "GPU time of the same backward pass"),
     ),
@@ -519,7 +520,9 @@ def _why_empty(context: Context, *, python: bool) -> list[str]:
     notes = ["the trace has no operators and no annotations: record the activity types cpu_op and user_annotation"]
     functions = context.trace.table("python_function")
     if len(functions):
-        calls_only = "its Python functions are samples, not calls: see the view python_samples"
+        calls_only = "the trace's Python functions are samples, not calls: see the view python_samples"
         recorded = bool((functions["samples"] == 0).any())
-        notes.append("its Python functions are shown with python=True" if recorded and not python else calls_only)
+        notes.append(
+            "the trace's Python functions are shown with python=True" if recorded and not python else calls_only
+        )
     return notes

@@ -76,7 +76,7 @@ _MEANINGS = {
     "loading": "waiting for the next batch",
     "optimizer": "the optimizer's step and zero_grad",
     "backward": "operators that autograd runs in the backward pass",
-    "forward": "operators that have a backward",
+    "forward": "operators that have a backward pass",
     OTHER: "everything else: the program's own code",
 }
 SamplesBy = Literal["function", "line"]
@@ -95,9 +95,9 @@ SamplesBy = Literal["function", "line"]
 def step_phase_times(context: Context) -> Answer:
     """Where the host time of each training step goes: loading, forward, backward, optimizer, other code.
 
-    Needs no GPU. Loading and the optimizer come from torch's annotations, forward and backward from the operators and
-    autograd's sequence numbers; gaps of up to a millisecond within a phase belong to it. Each moment counts once, so
-    the phases add up to the length of the step. With a GPU, these are the times of the launches, not of the kernels.
+    No GPU is needed. Loading and the optimizer come from torch's annotations, forward and backward from the operators
+    and autograd's sequence numbers; gaps of up to a millisecond within a phase belong to it. Each moment counts once,
+    so the phases add up to the length of the step. With a GPU, these are the times of the launches, not of the kernels.
     Steps that the recording cut off are left out if there are others.
     """
     window, times = context.get(host_steps), context.get(step_phases)
@@ -123,14 +123,14 @@ def step_phase_times(context: Context) -> Answer:
     columns(
         ("function", "text", "", "function of the program's own code"),
         ("file", "text", "", "its file"),
-        ("line", "int", "", "line that ran, or that called what ran; missing if unknown"),
+        ("line", "int", "", "line that ran, or that made the running call; missing if unknown"),
         ("part", "text", "", "part of the step: loading, forward, backward, optimizer, other, …"),
         ("calls", "text", "", "library function that it called; for a C function, its name as written in the line"),
         ("time_us", "float", "us", "total time over all steps"),
         ("per_step_us", "float", "us", "time per training step"),
         ("share_pct", "float", "%", "share of the steps' time"),
         ("idle_pct", "float", "%", "share of this time in which the thread slept or waited"),
-        ("moments", "int", "", "number of samples (or of pieces of exact calls) behind this row"),
+        ("moments", "int", "", "number of samples (or of pieces of recorded calls) behind this row"),
     ),
 )
 def hot_lines(context: Context) -> Answer:
@@ -182,13 +182,13 @@ def hot_lines(context: Context) -> Answer:
     "data_loading",
     columns(
         ("what", "text", "", 'what the training thread does for the next batch; "all": the total'),
-        ("function", "text", "", "function of the program's own code in which it does that, if any"),
+        ("function", "text", "", "function of the program's own code that does this, if any"),
         ("file", "text", "", "its file"),
         ("time_us", "float", "us", "total time over all steps"),
         ("per_step_us", "float", "us", "time per training step"),
         ("share_pct", "float", "%", "share of the steps' time"),
         ("idle_pct", "float", "%", "share of this time in which the thread slept or waited"),
-        ("moments", "int", "", "number of samples (or of pieces of exact calls) behind this row"),
+        ("moments", "int", "", "number of samples (or of pieces of recorded calls) behind this row"),
     ),
 )
 def data_loading(context: Context) -> Answer:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kineto_trace.base.array_types import Floats, Ints
+from kineto_trace.base.quantities import times
 from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.gpu_vendors import GpuVendor, vendor_of_properties
 from kineto_trace.model.context import Context
@@ -91,7 +92,7 @@ def share_without_cpu(context: Context) -> float:
             "",
             "number of samples; threads without Python are sampled only when they have used CPU time",
         ),
-        ("running", "int", "", "samples in which it had run most of the time since the previous sample"),
+        ("running", "int", "", "samples at which it had run most of the time since the previous sample"),
         ("waiting", "int", "", "samples in which it waited for the GIL"),
         ("idle", "int", "", "samples in which it was off the CPU for another reason"),
         ("has_gil", "int", "", "samples in which it held the GIL"),
@@ -195,7 +196,7 @@ def thread_times(context: Context, *, thread: str = "") -> Answer:
     if thread:
         chosen = np.isin(rows["thread"], [tid for tid, name in names.items() if thread in name])
         if not chosen.any():
-            raise ViewError(f"view thread_times: no thread that ran has {thread!r} in its name; use the view threads")
+            raise ViewError(f"view thread_times: no thread that ran has {thread!r} in its name; see the view threads")
     interval = rows["interval"][chosen]
     length = np.diff(found.times)[interval]
     cpu, wait = (100 * rows[name][chosen] / length for name in ("cpu_ns", "wait_ns"))
@@ -337,10 +338,10 @@ def _limits_noted(found: KernelCounters) -> list[str]:
         )
     cpu, wait = int(found.rows["cpu_ns"].sum()), int(found.rows["wait_ns"].sum())
     if 100 * wait >= NOTED_WAIT_PCT * max(cpu + wait, 1):
-        cores = f"{found.usable_cores} usable cores" if found.usable_cores > 0 else "its cores"
+        cores = times(found.usable_cores, "usable core") if found.usable_cores > 0 else "its cores"
         notes.append(
-            f"threads waited for a CPU in {100 * wait / max(cpu + wait, 1):.0f} % of the time in which they were ready "
-            f"to run: together with other processes, more threads were ready than {cores} could run"
+            f"threads waited for a CPU for {100 * wait / max(cpu + wait, 1):.0f} % of the time in which they were "
+            f"ready to run: counting other processes, more threads were ready than {cores} could run"
         )
     return notes
 
@@ -466,7 +467,8 @@ def _threads(value: Value, facts: SettingFacts) -> Verdict | None:
         return None
     if value > cores:
         return Verdict(
-            SLOWS, f"operators on the CPU use {value} threads on {cores} usable cores, so the threads take turns"
+            SLOWS,
+            f"operators on the CPU use {value} threads on {times(cores, 'usable core')}, so the threads take turns",
         )
     if value == 1 and cores >= FEW_CORES and not facts.on_gpu:
         return Verdict(
@@ -478,7 +480,7 @@ def _threads(value: Value, facts: SettingFacts) -> Verdict | None:
 
 def _tf32(value: Value, facts: SettingFacts) -> Verdict | None:
     if facts.on_gpu and facts.tf32 and value in ("none", "ieee", "highest", False, "0"):
-        return Verdict(MAY_SLOW, "float32 matrix products do not use tensor cores; TF32 is faster and less exact")
+        return Verdict(MAY_SLOW, "float32 matrix products do not use tensor cores; TF32 is faster but less exact")
     return None
 
 
@@ -486,7 +488,7 @@ def _benchmark(value: Value, facts: SettingFacts) -> Verdict | None:
     if value is False and facts.convolves:
         return Verdict(
             MAY_SLOW,
-            "convolution algorithms are chosen by a heuristic; measuring them pays off if input shapes stay the same",
+            "convolution algorithms are chosen by a heuristic; benchmarking pays off if input shapes stay the same",
         )
     return None
 
@@ -499,7 +501,9 @@ def _updates(value: Value, facts: SettingFacts) -> Verdict | None:
 
 
 def _counted(text: str) -> Rule:
-    return lambda value, _facts: Verdict(MAY_SLOW, text.format(value)) if isinstance(value, int) and value > 0 else None
+    return lambda value, _facts: (
+        Verdict(MAY_SLOW, text.format(times(value, "time"))) if isinstance(value, int) and value > 0 else None
+    )
 
 
 _WAITS_FOR_EACH_LAUNCH = "each launch waits until its kernel has ended: host and GPU never work at the same time"
@@ -508,7 +512,7 @@ _THROUGH_HOST = "GPUs exchange data over a slower path than they could"
 RULES: Mapping[str, Rule] = {
     "torch.num_threads": _threads,
     "torch.anomaly_mode": _if_on(
-        SLOWS, "every operator keeps its stack, and the backward pass checks every result for NaN"
+        SLOWS, "a stack is recorded for every operator, and the backward pass checks every result for NaN"
     ),
     "torch.deterministic_algorithms": _if_on(MAY_SLOW, "slower kernels run where only those are deterministic"),
     "torch.cudnn_deterministic": _if_on(MAY_SLOW, "slower convolutions run where only those are deterministic"),
@@ -517,10 +521,8 @@ RULES: Mapping[str, Rule] = {
     "torch.mkldnn_enabled": _if_off(MAY_SLOW, "operators on the CPU run without oneDNN"),
     "torch.matmul_precision": _tf32,
     "torch.float32_matmul_precision": _tf32,
-    "dynamo.graph_breaks": _counted(
-        "torch.compile has split the program {} times; TORCH_LOGS=graph_breaks shows where"
-    ),
-    "dynamo.recompiles": _counted("torch.compile has recompiled code {} times; TORCH_LOGS=recompiles shows why"),
+    "dynamo.graph_breaks": _counted("torch.compile has split the program {}; TORCH_LOGS=graph_breaks shows where"),
+    "dynamo.recompiles": _counted("torch.compile has recompiled code {}; TORCH_LOGS=recompiles shows why"),
     "python.dev_mode": _if_on(SLOWS, "Python's development mode checks every allocation"),
     "python.tracemalloc": _if_on(SLOWS, "tracemalloc records a stack for every Python allocation"),
     "python.monitoring_tools": _if_text(SLOWS, "every Python call also runs a tool: {value}"),
@@ -530,7 +532,7 @@ RULES: Mapping[str, Rule] = {
     "env.PYTORCH_NO_CUDA_MEMORY_CACHING": _if_text(
         SLOWS, "every allocation goes to the GPU runtime, which stalls the GPU"
     ),
-    "env.CUDA_CACHE_DISABLE": _if_on(MAY_SLOW, "kernels are recompiled at each start"),
+    "env.CUDA_CACHE_DISABLE": _if_on(MAY_SLOW, "kernels are recompiled whenever the program starts"),
     "env.NVIDIA_TF32_OVERRIDE": _tf32,
     "env.TORCH_DISTRIBUTED_DEBUG": _if_text(SLOWS, "ranks compare each collective before they start it", "detail"),
     "env.TORCH_NCCL_BLOCKING_WAIT": _if_on(SLOWS, "wait() blocks the host until the collective has ended"),

@@ -72,7 +72,12 @@ def graph_launches(context: Context) -> GraphLaunches:
     columns(
         ("graph", "int", "", "CUPTI's id of the graph; missing if not recorded"),
         ("device", "int", "", "GPU index in the process"),
-        ("launched_by", "text", "", "operator around the launches, or else annotation; missing if there is neither"),
+        (
+            "launched_by",
+            "text",
+            "",
+            "operator or, failing that, annotation around the launches; missing if there is neither",
+        ),
         ("launches", "int", "", "launches whose work is in the trace"),
         ("kernels", "float", "", "kernels per launch"),
         ("copies_and_fills", "float", "", "copies and fills per launch"),
@@ -208,7 +213,7 @@ def graph_operators(context: Context) -> Answer:
     order = np.argsort(-np.asarray(values["total_us"]), kind="stable").tolist()
     reasons = dict.fromkeys(text for text in state.values() if text != KNOWN)
     notes = [
-        f"{sum(text == reason for text in state.values())} of {len(state)} CUDA graphs are missing: "
+        f"not shown: {sum(text == reason for text in state.values())} of {len(state)} CUDA graphs; "
         f"their operators are {reason}"
         for reason in reasons
     ]

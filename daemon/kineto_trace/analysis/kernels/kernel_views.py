@@ -44,9 +44,9 @@ _NO_KERNELS = "the trace has no kernels"
 _NO_PROPERTIES = "blocks per multiprocessor and occupancy are unknown: the trace has no properties of its GPUs"
 _NO_FIGURES = (
     "blocks per {multiprocessor} and occupancy are unknown: the trace does not contain the launch shapes of its "
-    "kernels, or the rules of these GPUs are unknown"
+    "kernels, or the occupancy rules of these GPUs are unknown"
 )
-_NO_OCCUPANCY = "occupancy is unknown: the trace does not contain the numbers of registers of its kernels"
+_NO_OCCUPANCY = "occupancy is unknown: the trace does not contain the register counts of its kernels"
 PROPERTIES = (
     *(f"grid_{axis}" for axis in "xyz"),
     *(f"block_{axis}" for axis in "xyz"),
@@ -437,7 +437,7 @@ def hlo_ops(context: Context) -> Answer:
 
     On a CPU, XLA itself records the operations. On NVIDIA GPUs, the kernels of the trace are matched with the modules
     that the program compiled: a kernel that may have run several instructions gets only what they have in common. CPU
-    operations contain each other: a loop, for example, contains its body.
+    operations can be nested: a loop, for example, contains its body.
     """
     rows: list[tuple[_Place, str, _Cost, float]] = []
     notes = []

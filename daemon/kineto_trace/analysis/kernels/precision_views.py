@@ -28,6 +28,7 @@ from kineto_trace.analysis.host_time.operator_views import tensor_times
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group, subtree_sums
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints, UInts8, UInts32
+from kineto_trace.base.quantities import times
 from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.kernel_traits.occupancy import Shapes, amd_figures, is_supported, is_supported_amd, occupancy
@@ -125,9 +126,9 @@ def activity_precisions(context: Context) -> Ints:
     ),
 )
 def kernel_precision(context: Context) -> Answer:
-    """The precision in which kernels compute, longest total time first. Collectives do not compute.
+    """The precision in which kernels compute, longest total time first. Collectives are left out.
 
-    The narrowest type in a kernel's name counts, since wider ones next to it are those of sums and results. If a name
+    The narrowest type in a kernel's name counts, since wider ones next to it belong to sums and results. If a name
     contains no type (compiled and fused kernels), the narrowest input type of the operator counts, if it was recorded.
     """
     activity = context.get(gpu)
@@ -341,7 +342,8 @@ def _paired(trace: Trace, ranges: Ints, launches: Ints) -> _Pairs:
     if not len(ranges):
         return _Pairs(empty, empty, f"the trace has no events of the category {CATEGORY}")
     if len(ranges) != len(launches):
-        note = f"{len(ranges):,} profiled ranges cannot be matched with {len(launches):,} calls of {_LAUNCH}…"
+        profiled, called = times(len(ranges), "profiled range"), times(len(launches), "call")
+        note = f"{profiled} cannot be matched with {called} of {_LAUNCH}…"
         return _Pairs(empty, empty, note)
     ranges = ranges[np.argsort(other["start"][ranges], kind="stable")]
     return _Pairs(ranges, launches[np.argsort(calls["start"][launches], kind="stable")], "")

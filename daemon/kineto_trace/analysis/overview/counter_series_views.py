@@ -39,7 +39,7 @@ NO_COUNTERS = (
     "the trace has no counters: kinetod records the Linux kernel's counters with every trace, the allocator's with "
     "kinetoctl trace --memory, and the hardware's with kinetoctl trace --counters"
 )
-NO_PERCENTAGES = "no counter in the trace is a percentage; the view counters lists all counters"
+NO_PERCENTAGES = "the trace has no counters in percent; the view counters lists all counters"
 
 
 class CounterValues(NamedTuple):
@@ -168,12 +168,12 @@ def _shown(series: CounterValues, since_ns: int, max_points: int) -> Ints:
     nothing=NO_COUNTERS,
 )
 def counters(context: Context, *, max_points: int = 0) -> Answer:
-    """Every counter in the trace over time: the hardware's, the Linux kernel's, the allocator's, and a file's own.
+    """Every counter in the trace over time: hardware, Linux kernel, allocator, and any others in a trace file.
 
     The value of a hardware counter is the mean of the sample that begins at the time of the row; a missing value means
     that no sample followed. The Linux kernel's counters are rates per second over the interval that begins at the time
-    of the row. Samples in a file from before or after the window of its events (from hardware counters that ran longer)
-    have rows, too: the last sample before the window holds at its beginning.
+    of the row. In a file, hardware counters may extend beyond the recording window. Those samples have rows, too; the
+    last one before the window holds at its beginning.
 
     Options:
     - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
@@ -235,7 +235,7 @@ def counter_summary(context: Context) -> Answer:
     nothing=NO_HARDWARE,
 )
 def counter_curves(context: Context, *, max_points: int = 1000) -> Answer:
-    """The hardware counters that are percentages over time, as one curve for each GPU and counter.
+    """The hardware counters measured in percent, over time: one curve for each GPU and counter.
 
     Options:
     - max_points: the maximum number of rows per curve, as in the view counters. 0 keeps all.

@@ -168,13 +168,13 @@ def products(context: Context) -> Products:
         ),
         ("calls", "int", "", "number of runs"),
         ("call_gflop", "float", "GFLOP", "floating-point operations of one call"),
-        ("device_us", "float", "us", "GPU time of everything that it launched, summed"),
-        ("host_us", "float", "us", "its time on the host, summed"),
+        ("device_us", "float", "us", "total GPU time of everything that it launched"),
+        ("host_us", "float", "us", "its total time on the host"),
         (
             "speed_tflop_s",
             "float",
             "TFLOP/s",
-            "operations per GPU time; in traces without GPU activities, per host time",
+            "operations per second of GPU time; in traces without GPU activities, of host time",
         ),
         ("peak_tflop_s", "float", "TFLOP/s", "peak of this GPU in this precision, from its data sheet"),
         ("peak_pct", "float", "%", "share of peak_tflop_s that was reached"),
@@ -183,7 +183,7 @@ def products(context: Context) -> Products:
             "bound",
             "text",
             "",
-            "what limits its speed at best: arithmetic, or memory if the memory bandwidth allows less",
+            "what limits its highest possible speed: arithmetic, or memory if its bandwidth allows less",
         ),
         ("roof_tflop_s", "float", "TFLOP/s", "the lower of the two limits"),
         ("roof_pct", "float", "%", "share of roof_tflop_s that was reached"),
@@ -192,9 +192,9 @@ def products(context: Context) -> Products:
 def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.0) -> Answer:
     """Matrix products, convolutions and attention by operator and shape (roofline): operations, speed, and its limit.
 
-    Operations follow from the recorded sizes of the inputs: a multiplication with its addition counts as two, and
-    attention with a causal mask counts half. Bytes are the minimum that must be moved, so "memory" is certain, while
-    "arithmetic" is the limit with perfect caches. The rows with the most GPU time come first.
+    Operations are computed from the recorded sizes of the inputs: a multiply-add counts as two, and attention with a
+    causal mask counts half. Bytes are the minimum that must be moved, so "memory" is certain, while "arithmetic" is the
+    limit with perfect caches. The rows with the most GPU time come first.
 
     Options:
     - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: from the GPU's data sheet.
@@ -249,9 +249,9 @@ def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.
     "flops_utilization",
     columns(
         ("gpu", "text", "", "model of the GPU"),
-        ("time_us", "float", "us", "time of the steps; without steps, of everything that was recorded"),
+        ("time_us", "float", "us", "time of the steps; without steps, of the whole recording"),
         ("work_tflop", "float", "TFLOP", "floating-point operations in that time"),
-        ("speed_tflop_s", "float", "TFLOP/s", "operations per time"),
+        ("speed_tflop_s", "float", "TFLOP/s", "operations per second"),
         ("precision", "text", "", "precision of most of the operations"),
         ("peak_tflop_s", "float", "TFLOP/s", "peak of this GPU in this precision, from its data sheet"),
         (
@@ -260,7 +260,7 @@ def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.
             "%",
             "time that the operations would take at the peak of their precision, as a share of time_us",
         ),
-        ("known_pct", "float", "%", "share of the kernels' GPU time in operators whose operations are known"),
+        ("known_pct", "float", "%", "share of the kernels' GPU time in operators with known floating-point operations"),
     ),
 )
 def flops_utilization(context: Context, *, peak: float = 0.0) -> Answer:

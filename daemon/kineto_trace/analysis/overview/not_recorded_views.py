@@ -64,7 +64,7 @@ _TYPES: dict[str, type[int] | type[float] | type[str]] = {
 }
 _LONGER = "request a larger buffer limit, a shorter capture or fewer activity types"
 _SHARES_OF = defaultdict(
-    lambda: "figures from what it records",
+    lambda: "figures based on its records",
     kernel="utilization, idle time, shares of GPU time",
     cpu_op="shares of host time by role",
     python_function="time by Python line, CPU time of threads",
@@ -173,8 +173,8 @@ def not_recorded(context: Context) -> list[MissingPart]:
 
     Losses come first: sources that began late or ended early, and records that were dropped or cannot be read. Parts
     that are missing altogether follow. A trace from kinetod states which activity types and options were requested,
-    which sources recorded, and why others could not. A trace from another tool states some of its options at most, so
-    some reasons stay unknown. With several ranks, each item appears once, with the longest time or the total number of
+    which sources recorded, and why others could not. Traces from other tools state few of their options, so some
+    reasons stay unknown. With several ranks, each item appears once, with the longest time or the total number of
     records. The view validate lists everything that a trace may contain.
     """
     return [*_losses(context.trace), *_missing(context)]
@@ -255,10 +255,10 @@ def _why(part: TracePart, found: PartRows, trace: Trace) -> str:
     if requested and (trace.target.activity_types or trace.target.options.get(part.request)):
         return "requested, but no data was delivered"
     if part.request and not requested and not (ours and part.by_default):
-        return "not requested" if ours else "unknown: the trace does not say whether it was requested"
+        return "not requested" if ours else "unknown: the trace does not state whether it was requested"
     if ours and trace.coverage and part.kinds:
         return _NO_GPU_USED if part.kinds == GPU_TABLES else "no source recorded it"
-    return "unknown: the trace does not say why it is missing"
+    return "unknown: the trace does not state why it is missing"
 
 
 def _table(kind: str) -> Callable[[Context], PartRows]:
@@ -351,7 +351,7 @@ def _rank(context: Context) -> PartRows:
             "",
             f"whether at least {ENOUGH:.0f} % of the rows that should have it do; missing if no row should have it",
         ),
-        ("rows", "int", "", "number of rows that are of this kind, or that should have it"),
+        ("rows", "int", "", "number of rows of this kind, or of rows that should have it"),
         ("complete_pct", "float", "%", "share of these rows that have it; missing without rows"),
         ("needed_for", "text", "", "analyses that are empty or less exact without it"),
         ("advice", "text", "", "how to record it; missing if there is nothing to do"),
@@ -360,9 +360,9 @@ def _rank(context: Context) -> PartRows:
 def validate(context: Context) -> Answer:
     """What analyses need from a trace, whether this trace has it, and how to record it if not.
 
-    An argument whose values do not have the type that readers of Kineto traces expect (see HTA's validate_trace_format)
-    has a row of its own. The notes list what was lost when the trace was recorded or read. Advice names options of
-    kinetoctl for traces that kinetod recorded, and options of torch.profiler for all others.
+    An argument of a type that readers of Kineto traces do not expect (see HTA's validate_trace_format) has a row of its
+    own. The notes list what was lost when the trace was recorded or read. Advice names options of kinetoctl for traces
+    that kinetod recorded, and options of torch.profiler for all others.
     """
     ours = bool(context.trace.target.capture_id)
     rows: list[tuple[str, bool | None, int, float | None, str, str | None]] = []
@@ -392,13 +392,13 @@ def _loss_notes(context: Context) -> list[str]:
     trace, losses, notes = context.trace, context.trace.losses, list(context.trace.notes)
     found = [coverage_note(each, trace.window_start_ns, trace.window_end_ns) for each in trace.coverage]
     notes += [note for note in found if note]
-    for count, what in (
-        (losses.dropped, "were dropped during the recording: buffers were full"),
-        (losses.undecoded, "could not be read"),
-        (losses.torn, "chunks were cut off: the daemon ended during the recording"),
+    for count, one, several, what in (
+        (losses.dropped, "record was", "records were", "dropped during the recording: buffers were full"),
+        (losses.undecoded, "record", "records", "could not be read"),
+        (losses.torn, "chunk was", "chunks were", "cut off: the daemon ended during the recording"),
     ):
         if count:
-            notes.append(f"{count:,} records {what}" if "chunks" not in what else f"{count:,} {what}")
+            notes.append(f"{count:,} {one if count == 1 else several} {what}")
     return notes
 
 
@@ -492,7 +492,7 @@ PARTS = (
     ),
     TracePart(
         "Python stacks",
-        "call stacks, modules, flame graphs, what the host does outside of operators",
+        "call stacks, modules, flame graphs, host activity outside operators",
         f"use {_PROFILER}(with_stack=True)",
         f"{_TRACE} --with-stack, or --with-stack=trace for every call",
         _python,
@@ -528,8 +528,8 @@ PARTS = (
     TracePart(
         "arguments of collectives",
         "bandwidth and skew of collectives",
-        f"use {_PROFILER}(record_shapes=True) and PyTorch 2.2 or later, which names collectives",
-        f"{_OUR_OPS}, and PyTorch 2.2 or later, which names collectives",
+        f"use {_PROFILER}(record_shapes=True) and PyTorch 2.2 or later: older versions do not name collectives",
+        f"{_OUR_OPS}, and PyTorch 2.2 or later: older versions do not name collectives",
         _collectives,
         option=_DEFAULT,
         of=("kernel",),

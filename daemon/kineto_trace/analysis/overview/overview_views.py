@@ -92,16 +92,16 @@ class ShareSpans(NamedTuple):
 def step_breakdown(context: Context, *, step_ends: StepEnds = "host") -> Answer:
     """What each training step spent its time on; the last row is the average of the measured steps.
 
-    A step that began before the recording or ended after it has a row, but does not count for the average. Neither do
-    first steps that do not show the program's pace: warm-up steps, and steps in which the host ran ahead of the GPU.
+    A step that began before the recording or ended after it has a row, but does not count towards the average. Neither
+    do first steps that do not show the program's pace: warm-up steps, and steps in which the host ran ahead of the GPU.
 
-    Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
-    cpu_exec that is active then, otherwise other. Time that a source did not record (see the view validate) counts as
-    unrecorded, since its roles are unknown. The parts of a row therefore add up to the length of the step. The average
-    covers the steps without unrecorded time, if there are any. The role kernel excludes communication kernels;
-    communication includes NCCL's kernels, recognized by their names or arguments, and host ranges such as
-    "nccl:all_reduce" and "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills
-    are missing, not zero.
+    Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader
+    and cpu_exec that is active then, or other if none is. Time that a source did not record (see the view validate)
+    counts as unrecorded, since its roles are unknown. The parts of a row therefore add up to the length of the step.
+    The average covers the steps without unrecorded time, if there are any. The role kernel excludes communication
+    kernels; communication includes NCCL's kernels, recognized by their names or arguments, and host ranges such as
+    "nccl:all_reduce" and "gloo:broadcast". Without any GPU activity in the trace, the times of kernels, copies and
+    fills are missing, not zero.
 
     Options:
     - step_ends: "host" uses the steps as the host sees them ("ProfilerStep#N"). "device" applies the rule of the
@@ -242,7 +242,7 @@ def _mean(values: list[float]) -> float:
             f"{UNRECORDED}_pct",
             "float",
             "%",
-            f"share of the steps' time that a source did not record, not part of the shares above; {_UNKNOWN}",
+            f"share of the steps' time that a source did not record, not included in the shares above; {_UNKNOWN}",
         ),
         ("gpus", "int", "", "number of GPUs that ran kernels"),
         ("gpu_name", "text", "", "names of these GPUs"),
@@ -323,14 +323,14 @@ def share_spans(course: TimeCourse) -> ShareSpans:
             "utilization_pct",
             "float",
             "%",
-            "share of the bucket in which a kernel ran; missing: not recorded",
+            "share of the bucket in which a kernel ran; missing if not recorded",
         ),
     ),
 )
 def gpu_utilization(context: Context) -> Answer:
     """How busy each GPU was over the recording, in at most 100 buckets of 1, 10, 100, … µs each.
 
-    The recording spans the profiler's own range if the file has it, otherwise the time from the first to the last
+    The recording is the profiler's own range if the file states it, otherwise the time from the first to the last
     event. The last bucket also covers the remainder. Time that the GPU's source did not record does not count.
     """
     low, high = recording_span(context)
@@ -391,12 +391,12 @@ def _stretch_columns(found: Mapping[int, ShareSpans], name: str) -> dict[str, An
 @view(
     "recordings",
     columns(
-        ("world_size", "int", "", "number of ranks of the job"),
+        ("world_size", "int", "", "number of ranks in the job"),
         ("host", "text", "", "name of the machine"),
         ("process", "text", "", "name of the process"),
         ("pid", "int", "", "process id, as the process itself sees it"),
         ("command", "text", "", "command line of the process"),
-        ("job", "text", "", "id of the job from its launcher, for example Slurm"),
+        ("job", "text", "", "job id from its launcher, for example Slurm"),
         ("labels", "texts", "", "labels of the capture, as key=value"),
         ("gpus", "texts", "", "names of the GPUs that the process could see"),
         ("framework", "text", "", "framework and its version"),

@@ -344,8 +344,8 @@ def incomplete_note(names: Sequence[str], whole: int, longest_us: float) -> str:
     if not whole:
         plural = "s" if len(names) > 1 else ""
         return (
-            f"no step is complete: the recording began or ended during step{plural} {listed}; a step takes at least "
-            f"{format_duration(1000 * longest_us)}, the longest part recorded; shares refer to the recorded parts"
+            f"no step is complete: the recording began or ended during step{plural} {listed}. A step takes at least "
+            f"{format_duration(1000 * longest_us)} (the longest recorded part); shares refer to the recorded parts"
         )
     return f"incomplete steps, left out of means because the recording began or ended during them: {listed}"
 

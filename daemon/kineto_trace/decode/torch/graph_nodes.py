@@ -23,6 +23,7 @@ from kineto_agent.protocol.records import (
 )
 
 from kineto_trace.base.array_types import AnyArray, Ints
+from kineto_trace.base.quantities import times
 from kineto_trace.base.visible_text import visible
 from kineto_trace.decode import activity_names
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, record_dtype
@@ -71,7 +72,7 @@ def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVER
     except _Damaged:
         undecoded = 1
     warnings = [
-        f"operators of {count} captured CUDA graphs are unknown: {reason}"
+        f"the operators of {times(count, 'captured CUDA graph')} are unknown: {reason}"
         for reason, count in _left_out(source.metadata)
     ]
     return Decoded(tables=reader.tables(), records=reader.graphs, undecoded=undecoded, warnings=tuple(warnings))

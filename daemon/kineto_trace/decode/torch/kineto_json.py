@@ -47,6 +47,7 @@ from kineto_agent.protocol.records import SCOPE_BACKWARD_FUNCTION, SCOPE_USER, T
 
 from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.base.array_types import AnyArray, Floats, Ints, Ints32, UInts32
+from kineto_trace.base.quantities import times
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.torch.kineto_text import (
     Damage,
@@ -379,11 +380,11 @@ def nanoseconds(microseconds: Floats) -> Ints:
 
 def _warnings(damage: Damage, reader: "_Reader") -> Iterator[str]:
     if reader.cut:
-        yield f"{reader.cut} of the traces that torch's profiler wrote are truncated"
+        yield times(reader.cut, "trace from torch's profiler is", "traces from torch's profiler are") + " truncated"
     if damage.arguments:
-        yield f"{damage.arguments} ops have no arguments: what torch's profiler wrote there is not valid JSON"
+        yield f"{times(damage.arguments, 'op has', 'ops have')} no arguments: torch's profiler wrote invalid JSON there"
     if damage.documents:
-        yield f"{damage.documents} of the traces that torch's profiler wrote could not be read at all"
+        yield times(damage.documents, "trace", "traces") + " from torch's profiler could not be read at all"
     if reader.others:
         kinds = ", ".join(f"{count} {kind:.40}" for kind, count in reader.others.most_common(_MAX_OTHERS))
         yield f"left out rows of torch's profiler that are not operators, annotations or Python calls: {kinds}"

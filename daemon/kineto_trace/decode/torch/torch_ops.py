@@ -57,6 +57,7 @@ from kineto_agent.protocol.records import (
 from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints32, UInts32, UInts64
+from kineto_trace.base.quantities import times
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, fixed_records, record_dtype
 from kineto_trace.model.trace import NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
@@ -287,7 +288,7 @@ def _names(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: 
     missing = np.array([key not in known for key in keys], np.bool_)
     if missing.any():
         count = int(np.count_nonzero(missing[numbers]))
-        warnings.append(f"{count} ops have no name: it could not be stored when they ran")
+        warnings.append(f"{times(count, 'op has', 'ops have')} no name, because it could not be stored")
     return strings.add_all(texts)[numbers]
 
 
@@ -322,9 +323,9 @@ def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings:
         texts.append(number)
     if missing.any():
         count = int(np.count_nonzero(missing[numbers]))
-        warnings.append(f"{count} ops have no inputs: they could not be stored when they ran")
+        warnings.append(f"{times(count, 'op has', 'ops have')} no inputs, because they could not be stored")
     if unreadable:
-        warnings.append(f"{unreadable} descriptions of inputs could not be read")
+        warnings.append(f"{times(unreadable, 'description', 'descriptions')} of inputs could not be read")
     return np.array(texts, np.int32)[numbers]
 
 
@@ -363,7 +364,8 @@ def _describe_collectives(
         own = strings.strings[inputs[row]] + ", " if inputs[row] != NO_STRING else ""
         inputs[row] = strings.add(own + text)
     if unreadable:
-        warnings.append(f"{unreadable} descriptions of collectives are missing or could not be read")
+        missing = times(unreadable, "description of a collective is", "descriptions of collectives are")
+        warnings.append(f"{missing} missing or could not be read")
     return int(np.count_nonzero(~known))
 
 

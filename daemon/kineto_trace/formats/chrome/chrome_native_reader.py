@@ -133,7 +133,7 @@ def _layout() -> _Layout:
             key = entry.key.encode()
             first = places[entry.columns[0]]
             if entry.type == I32X3 and [places[name] - first for name in entry.columns] != [0, 1, 2]:
-                raise ValueError(f"{kind}: the columns of {entry.key} are not side by side")
+                raise ValueError(f"{kind}: the columns of {entry.key} are not adjacent")
             args.append(_Arg(key, len(key), entry.type, first, 0, entry.default))
     native_args = (_Arg * len(args))(*args)
     categories = (_Category * len(CATEGORIES))(

@@ -60,7 +60,7 @@ _DAMAGE = {
     native.LOST_ARGS: "the arguments of {events} at {where} could not be read: {reason}",
     native.LOST_HEAD: "the part before the events could not be read from {where} on: {reason}",
     native.LOST_END: f"{TRUNCATED} the middle of an event: {{read}}",
-    native.LOST_ITEM: "skipped {entries} of the event list, at {where}: not events",
+    native.LOST_ITEM: "skipped {entries} other than events in the event list, at {where}",
     native.LOST_TAIL: "the part after the events could not be read from {where} on: {reason}",
 }
 MAX_METADATA_ROWS = 1 << 16
@@ -252,8 +252,8 @@ class _Document:
         elif not counts.closed and not counts.in_events:
             self.notes.append("the file is truncated after its events")
         if counts.mended:
-            verb = "is" if counts.mended == 1 else "are"
-            self.notes.append(f"{_events(counts.mended)} {verb} not valid JSON (quotes, escapes, words): repaired")
+            verb = "was" if counts.mended == 1 else "were"
+            self.notes.append(f"{_events(counts.mended)} {verb} repaired: invalid JSON (quotes, escapes, words)")
 
     def _damages(self, events: int) -> Iterator[str]:
         for (lost, why), places in self._damage.items():

@@ -18,6 +18,7 @@ import numpy as np
 from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.id_sets import distinct, lookup, unique_values
 from kineto_trace.base.array_types import AnyArray, Ints, UInts64
+from kineto_trace.base.quantities import times
 from kineto_trace.formats.chrome.chrome_tables import whole_number
 from kineto_trace.formats.chrome.counter_tracks import gap_rows, gpu_pid
 from kineto_trace.formats.counter_series import HardwareSeries
@@ -303,7 +304,7 @@ class FileParts:
         if len(hidden):
             kinds = "".join(sorted(chr(value) for value in unique_values(hidden).tolist()))
             self.notes.append(
-                f"{len(hidden)} events of the phases {kinds} are kept in the file, but viewers do not show them"
+                f"kept in the file, but not shown by viewers: {times(len(hidden), 'event')} of the phases {kinds}"
             )
         return parts
 

@@ -357,21 +357,21 @@ class _Packets:
         counts = self.counts
         if not counts.events and self.about is None:
             raise FileError(
-                f"cannot read {self._name}: it has {times(counts.packets, 'packet')}, but no track event (TrackEvent); "
+                f"cannot read {self._name}: it has {times(counts.packets, 'packet')}, but no track events; "
                 "scheduling, samples and other data sources of Perfetto are not supported"
             )
         for count, what in (
             (counts.undecoded, "packets that could not be read"),
-            (counts.unbegun, "left out slice ends without a begin in the file"),
+            (counts.unbegun, "slice ends without a beginning in the file, left out"),
             (counts.open, "slices without an end in the file, shown up to the last event"),
-            (counts.legacy, "left out events of legacy phases, which are not supported"),
+            (counts.legacy, "events of legacy phases, left out because they are not supported"),
             (counts.lost_state, "names or times that refer to data missing from the file, shown as ?"),
         ):
             if count:
                 self.notes.append(f"{what}: {count}")
         if self.about is None:
             self.notes.append(
-                "the Perfetto trace was written by another program: its times are in the clock of its track events"
+                "the Perfetto trace was written by another program: its times are on the clock of its track events"
             )
 
     # ---- callbacks for the caller of the native reader

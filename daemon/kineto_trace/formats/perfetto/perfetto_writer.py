@@ -28,6 +28,7 @@ import numpy as np
 from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.base.array_types import Flags, Ints, UInts8, UInts16, UInts32, UInts64
+from kineto_trace.base.quantities import times
 from kineto_trace.formats import perfetto_proto as proto
 from kineto_trace.formats.chrome.chrome_writer import base_ns, head_texts
 from kineto_trace.formats.chrome.verbatim_writer import is_verbatim, write_rows
@@ -302,7 +303,8 @@ def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE
     _File(trace, parts, tracks, annotations, layout, sequence).write(arrows, sink)
     notes = [*content.notes, *_arrow_notes(trace, arrows)]
     if layout.shortened:
-        notes.append(f"{layout.shortened} events overlap too many others on their track; their ends were moved")
+        overlapping = times(layout.shortened, "event overlaps", "events overlap")
+        notes.append(f"{overlapping} too many others on the same track, so ends were moved")
     if layout.earlier_ns:
         notes.append(f"negative times cannot be stored: all times are shifted by {layout.earlier_ns} ns")
     return AppendResult(sequence + len(layout.tracks), tuple(notes))
@@ -320,9 +322,9 @@ def _arrow_notes(trace: Trace, arrows: Arrows) -> list[str]:
     """Returns notes on arrows of the file that a viewer does not show, and on missing ones."""
     if arrows.loose:
         every = len(arrows.source) + arrows.loose
-        return [f"{arrows.loose} of {every} arrows have no slice at one of their ends: viewers do not show them"]
+        return [f"{arrows.loose} of {every} arrows have no slice at one end, so viewers do not show them"]
     if trace.head is not None and not len(trace.table("flow")) and len(arrows.source):
-        return [f"the file has no arrows: {len(arrows.source)} were added by correlation and sequence numbers"]
+        return [f"the file has no arrows; {len(arrows.source)} were added from correlation and sequence numbers"]
     return []
 
 

@@ -174,7 +174,7 @@ class PeerLimits:
             return False
         held, used = self._open[peer.key], self._open.total()
         if full(held, used, own=MAX_CONNECTIONS, in_all=MAX_CONNECTIONS, admin=False) is not None:
-            self._refused(peer, "CONNECTIONS", f"{used} connections are open already")
+            self._refused(peer, "CONNECTIONS", f"{used} connections are already open")
             return False
         return True
 
@@ -252,7 +252,7 @@ class PeerLimits:
         self._begun.add(group, calls, self._calls_per_second)
         sent = self._sent.add(group, size, BYTES_PER_SECOND)
         if sent > BURST_BYTES:
-            self._slowed(connection, "BYTES", "is sending too much")
+            self._slowed(connection, "BYTES", "is sending too much data")
             self.hold(connection, (sent - BURST_BYTES) / BYTES_PER_SECOND)
 
     def hold(self, connection: Held, seconds: float) -> None:

@@ -127,7 +127,7 @@ class _HandOver:
             if outcome is not None:
                 return outcome
             self._image.refresh()  # the address has been taken since
-        raise AttachError(AttachCode.FAILED, f"process {self._image.pid}: no free address for a page")
+        raise AttachError(AttachCode.FAILED, f"process {self._image.pid} has no free address for a page; try again")
 
     def _place(self) -> tuple[Placed, ...]:
         """Places of the codes, the trampoline first. It is written during the stop."""
@@ -170,7 +170,7 @@ class _HandOver:
                 raise AttachError(
                     AttachCode.TIMEOUT,
                     f"process {self._image.pid} never reached a point where code could be injected"
-                    f" ({self._attempts} tries): {self._last or why_none(self._image)}; try again",
+                    f" (tries: {self._attempts}): {self._last or why_none(self._image)}; try again",
                 )
             pause_s = _FAST_RETRY_S if self._attempts < _FAST_RETRIES else _RETRY_S
             time.sleep(pause_s * (1 + self._attempts % _RETRY_STEPS))

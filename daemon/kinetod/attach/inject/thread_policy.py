@@ -159,8 +159,8 @@ def why_none(image: TargetImage) -> str:
     name = machine.waiting_calls.get(call.number, f"system call {call.number}")
     limited = " with a time limit" if name.startswith("epoll") else ""
     return (
-        f"its main thread is waiting in {name}{limited}, which stopping it would end early (EINTR), and code cannot be "
-        "injected through any other thread before the main thread wakes up"
+        f"its main thread is waiting in {name}{limited}; stopping it would end that call early (EINTR), and code "
+        "cannot be injected through any other thread until the main thread wakes up"
     )
 
 

@@ -248,7 +248,7 @@ def process(subject: Subject) -> Finding:
     if found.kernel_thread:
         return _problem("process", unsuitable, "it is a kernel thread", "choose a user process")
     if found.pid == HOST_INIT and own.host_pid_namespace:
-        return _problem("process", unsuitable, "it is the host's init", "choose another process")
+        return _problem("process", unsuitable, "it is the host's init process", "choose another process")
     if found.pid in own.pids:
         detail = "it is the daemon itself or one of its processes"
         return _problem("process", unsuitable, detail, "choose another process")
@@ -256,7 +256,7 @@ def process(subject: Subject) -> Finding:
         if found.state == "Z" and found.thread_count > 1:
             return _problem("process", unsuitable, MAIN_THREAD_ENDED, MAIN_THREAD_ADVICE)
         detail = "it has ended, but its parent has not reaped it (zombie)" if found.state == "Z" else "it is exiting"
-        return _problem("process", unsuitable, detail, "`kinetoctl ps --all` lists the others")
+        return _problem("process", unsuitable, detail, "`kinetoctl ps --all` lists running processes")
     if found.frozen_by:
         return _problem("process", unsuitable, *standstill.frozen(found.frozen_by))
     if found.state == "D" and not subject.moves:
@@ -356,7 +356,7 @@ def owner(subject: Subject) -> Finding:
             return _problem("owner", AttachCode.NOT_PERMITTED, detail, advice)
         return Finding("owner", Status.OK, detail)
     if found.dumpable is False and refused:
-        detail = f"it runs as uid {theirs} like the daemon, but is not dumpable (it changed its ids or made itself so)"
+        detail = f"it runs as uid {theirs} like the daemon, but is not dumpable (it changed its ids or called prctl)"
         return _problem("owner", AttachCode.NOT_PERMITTED, detail, _run_with("CAP_SYS_PTRACE"))
     return Finding("owner", Status.OK, f"it runs as uid {theirs}, like the daemon")
 
@@ -503,10 +503,13 @@ def seccomp(subject: Subject) -> Finding:
         return Finding(name, Status.OK, f"{count}, the same as the daemon's own")
     if subject.filters is None:
         if "CAP_SYS_ADMIN" in own.capabilities and own.seccomp.mode == 0:
-            detail = f"{count}; an attach first reads them (stops it for about 0.1 ms) and is refused if they forbid it"
+            detail = (
+                f"{count}; an attach reads every filter first (stopping the process for about 0.1 ms) and is refused "
+                "if one forbids it"
+            )
             return Finding(name, Status.NOTE, detail)
         detail = (
-            f"{count} that the daemon is not allowed to read; an attach is refused, since one could kill the process"
+            f"{count} that the daemon is not allowed to read; an attach is refused, since it could kill the process"
         )
         advice = "run kinetod with CAP_SYS_ADMIN and without a seccomp filter of its own (a privileged container)"
         return _problem(name, refuse, detail, f"{advice}, or {START_WITH_AGENT}")
@@ -518,12 +521,10 @@ def seccomp(subject: Subject) -> Finding:
     except SeccompError as exc:
         return _problem(name, refuse, f"{count}, one of which cannot be evaluated: {exc}", START_WITH_AGENT)
     if not calls:
-        return Finding(name, Status.OK, f"{count} that let everything through that the agent does")
+        return Finding(name, Status.OK, f"{count}, allowing everything that the agent does")
     deadly = any(call.action.kind in DEADLY for call in calls)
     named = ", ".join(map(str, calls[:_MAX_CALLS_NAMED])) + (" and more" if len(calls) > _MAX_CALLS_NAMED else "")
-    detail = (
-        f"{count} blocking calls that the agent makes{', and killing the process for them' if deadly else ''}: {named}"
-    )
+    detail = f"{count}, blocking calls that the agent makes{' by killing the process' if deadly else ''}: {named}"
     return _problem(name, refuse, detail, "allow these system calls in its sandbox or container profile")
 
 

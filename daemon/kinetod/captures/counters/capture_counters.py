@@ -547,7 +547,7 @@ async def _nothing() -> list[Any]:
 def _no_gpu(pid: int, *, told: bool) -> str:
     if told:
         return f"according to the driver, process {pid} has no context on any GPU"
-    return f"the driver did not respond or reports no GPU, so it is unknown which GPU process {pid} uses"
+    return f"the driver did not respond or reports no GPU, so the GPU of process {pid} is unknown"
 
 
 def _uncovered(result: RecordedGpu | RecordedPower, start_ns: int, end_ns: int) -> str:

@@ -207,7 +207,7 @@ def checked_counters(spec: pb.CaptureSpec) -> SamplingRequest | None:
         least_ns = -(-length_ns // MAX_SAMPLES)
         raise invalid(
             "spec.counters.interval_ns",
-            f"{format_duration(length_ns)} at intervals of {format_duration(interval_ns)} exceed the {MAX_SAMPLES:,} "
+            f"{format_duration(length_ns)} at intervals of {format_duration(interval_ns)} exceeds the {MAX_SAMPLES:,} "
             f"samples that a trace can hold; use {format_duration(least_ns)} or longer",
         )
     return request

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.quantities import format_duration, times
 
 # The types that libkineto has known since it began to poll; an unknown one ends the reading of the text.
 ACTIVITY_TYPES = (
@@ -152,8 +152,9 @@ def _duration(start: wire.Start, now_ns: int, warnings: list[str]) -> dict[str, 
 def _iterations(start: wire.Start, warnings: list[str]) -> dict[str, str]:
     if start.or_duration_ns is not None:
         warnings.append(
-            f"libkineto does not report which of the two it recorded: {start.iterations} iterations or, in a program "
-            f"that does not step, {format_duration(start.or_duration_ns)}"
+            "libkineto does not report which of the two it recorded: "
+            f"{times(start.iterations or 0, 'iteration')} or, in a program that does not step, "
+            f"{format_duration(start.or_duration_ns)}"
         )
     entries = {
         "PROFILE_START_ITERATION": str(min(start.start_iteration or 0, _MOST)),

@@ -159,7 +159,7 @@ async def recover_kineto_target(
     try:
         asked, info = OnDemandRequest.read(directory), TargetInfo.read(directory)
     except TraceError as exc:
-        ending = _failed(f"{_RESTARTED}, and its notes cannot be read: {exc}")
+        ending = _failed(f"{_RESTARTED}, and its saved state cannot be read: {exc}")
     else:
         ending = await _Awaited(services, recorder, target, directory, asked, info.capture_id).fetched()
     garbage = await store_kineto_file(services, target, directory, formats or DEFAULT_FORMATS, info, ending)
@@ -182,7 +182,7 @@ class _Awaited:
         """Waits for the file and fetches it. Returns DONE, or why there is none."""
         found = await asyncio.to_thread(_found, self.target)
         if found is None:
-            return _fetched_before(self.directory, f"{_RESTARTED}, and process {self.target.pid} has ended, too")
+            return _fetched_before(self.directory, f"{_RESTARTED}, and process {self.target.pid} has also ended")
         key, credentials = found
         if credentials.uid != self.target.process.uid:
             return _failed(f"{_RESTARTED}, and process {key.pid} now belongs to uid {credentials.uid}")

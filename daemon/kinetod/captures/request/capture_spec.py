@@ -43,7 +43,7 @@ _TYPES_OF_OPTIONS = {
 _EXECUTION_TRACE = "execution_trace"
 _NO_EXECUTION_TRACE = (
     "kinetod never starts torch's ExecutionTraceObserver, which can crash a running program when started from outside; "
-    "use it inside the program, around whole steps, or record cpu_op with record_shapes here"
+    "use it inside the program, around whole steps, or record cpu_op with record_shapes instead"
 )
 _WITH_OWN_STACKS = {"memory_snapshot"}  # with_stack: the stacks of its allocations
 _OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")  # they describe cpu_op rows
@@ -165,7 +165,7 @@ def _check_range(field: str, value_ns: int, most_ns: int, least: int = 0) -> Non
 def _check_warmup(spec: pb.CaptureSpec, config: Config) -> None:
     _check_range("spec.warmup_ns", spec.warmup_ns, config.max_duration_ns)
     if spec.warmup_ns and spec.WhichOneof("extent") == "iterations":
-        raise invalid("spec.warmup_ns", "is only for captures by duration; with iterations, set spec.iterations.warmup")
+        raise invalid("spec.warmup_ns", "is only for captures by duration; with iterations, set their warm-up instead")
 
 
 def _check_arming(spec: pb.CaptureSpec, config: Config) -> None:

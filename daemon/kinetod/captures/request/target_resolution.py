@@ -84,7 +84,7 @@ class PolledTargets:
             return None, NotPermitted(
                 Reason.TRACING_REFUSED,
                 f"{name} polls this daemon as it would poll Dynolog, and the daemon is configured not to trace such "
-                'processes (dynolog.tracing = "refuse"); ask whoever configures it',
+                'processes (dynolog.tracing = "refuse"); ask an administrator to change that',
                 pid=key.pid,
             )
         if self.only_kineto or (self._spec.recorder == pb.RECORDER_UNSPECIFIED and self._setting == KINETO):
@@ -334,8 +334,8 @@ def _not_allowed(caller: Caller, candidate: Candidate) -> KinetodError | None:
         )
     else:
         text = (
-            f"{name} belongs to {process.user}, and {caller} with the roles {listed(caller.roles)} is not allowed to "
-            f"trace it; only its own user and {needed(Action.TRACE)} are"
+            f"{name} belongs to {process.user}, and {caller} is not allowed to trace it (roles: "
+            f"{listed(caller.roles)}); only its own user and {needed(Action.TRACE)} are"
         )
     problem = NotPermitted(Reason.NOT_YOUR_PROCESS, text, pid=process.pid)
     problem.audited = {"target_uid": process.uid}
@@ -371,7 +371,7 @@ def _zombie(pid: int, proc: Path = PROC) -> tuple[str, int]:
     if fields.get("State", "")[:1] != "Z":
         return "", 0
     said = f"is a zombie: it has ended, but its parent, process {fields['PPid']}, has not reaped it; "
-    said += "`kinetoctl ps --all` lists the others"
+    said += "`kinetoctl ps --all` lists running processes"
     if fields.get("Threads", "1") != "1":
         said = f"cannot be attached to: {MAIN_THREAD_ENDED}; {MAIN_THREAD_ADVICE}"
     return said, int(fields["Uid"].split()[0])
@@ -475,7 +475,7 @@ async def _by_kineto(polled: PolledTargets, target: Resolved, error: AttachError
         return replace(target, problem=problem)
     other = polled.busy(target.key, _name(target.process)) or await _kineto_problem(polled, target)
     if other is not None:
-        problem.message = f"{problem.message}; nor can its own libkineto record: {other.message}"
+        problem.message = f"{problem.message}; its own libkineto cannot record it either: {other.message}"
         return replace(target, problem=problem)
     warning = f"recorded by the process's own libkineto, since no agent can be attached: {error.reason}"
     return replace(target, polling=polling, warnings=(warning,))
@@ -536,7 +536,7 @@ def _attach_problem(target: Resolved, error: AttachError) -> KinetodError:
 def _no_match(wanted: TargetRequest) -> NotFound:
     if wanted.attacher is None:
         text = (
-            f"no process with an agent matches {wanted.match}; `kinetoctl ps` lists those that have one; for any "
+            f"no process with an agent matches {wanted.match}; `kinetoctl ps` lists processes with agents; for any "
             f"other process, {HOW_TO_GET_AN_AGENT}"
         )
     else:

@@ -270,13 +270,13 @@ class WorkerPool:
             async with self._answering:
                 said = await self._ask_about(capture_dir, targets)
         except (Crashed, TooLate, OSError) as exc:
-            log.warning("no answer about %s: %s", capture_dir, exc or type(exc).__name__)
+            log.warning("cannot analyse %s: %s", capture_dir, exc or type(exc).__name__)
             return None
         finally:
             self._answers_waiting -= 1
         found = said.get("answer")
         if not isinstance(found, dict):
-            log.warning("no answer about %s: %s", capture_dir, clean(str(said), 500))
+            log.warning("cannot analyse %s: %s", capture_dir, clean(str(said), 500))
             return None
         verdict, cause = (clean(str(found.get(name, "")), MAX_ANSWER_CHARS) for name in ("verdict", "cause"))
         return pb.CaptureAnswer(verdict=verdict, cause=cause) if verdict else None
@@ -311,7 +311,7 @@ class WorkerPool:
                 else:
                     forget_tries(target_dir)
                     return conversion
-            why = f"the decoder crashed ({crash})" if crash else "an earlier try ended the decoder or the daemon"
+            why = f"the decoder crashed ({crash})" if crash else "the decoder or the daemon ended during an earlier try"
             raise DecodeError(
                 VerdictReason.DECODE_FAILED,
                 f"{why}; gave up after {MAX_TRIES} tries; {RAW_KEPT} {target_dir}/raw",

@@ -6,7 +6,7 @@ from enum import Enum
 
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.quantities import format_duration, times
 
 from kinetod.base.errors import VerdictReason
 from kinetod.base.safe_text import clean, clean_code
@@ -73,8 +73,8 @@ def iterations_not_reached(pid: int, start: wire.Start, allowed_ns: int) -> Endi
     """The ending for iterations that did not complete in the allowed time."""
     place = f" from iteration {start.start_iteration} on" if start.start_iteration is not None else ""
     reason = (
-        f"process {pid} did not complete {start.iterations} iterations{place} within the {format_duration(allowed_ns)} "
-        "that this daemon allows (kinetod --max-duration)"
+        f"process {pid} did not complete {times(start.iterations or 0, 'iteration')}{place} within the "
+        f"{format_duration(allowed_ns)} that this daemon allows (kinetod --max-duration)"
     )
     return Ending(EndState.PARTIAL, VerdictReason.ITERATIONS_NOT_REACHED, reason)
 
@@ -125,7 +125,7 @@ def final(
     if ending.outcome is EndState.FAILED or (ending.outcome is EndState.PARTIAL and not recorded):
         nothing = "; nothing had been recorded by then"
         if made:
-            nothing = f"; none of the {made:,} records made by then is from the window, so none is kept"
+            nothing = f"; none of the records made by then ({made:,}) is from the window, so none is kept"
         if ending.outcome is EndState.FAILED:
             nothing = ""
         return Final(pb.VERDICT_FAILED, ending.code, ending.reason.removesuffix(KEPT) + nothing)

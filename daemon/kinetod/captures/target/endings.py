@@ -67,8 +67,8 @@ def after_clock(ending: Ending, set_by_ns: int) -> Ending:
         return ending
     how = f"{'forward' if set_by_ns > 0 else 'back'} by {format_duration(abs(set_by_ns))}"
     reason = (
-        f"this host's clock was set {how} during the capture; records from one side of that change have "
-        "times outside the window and are not in the trace"
+        f"this host's clock was set {how} during the capture, so some records have times outside the "
+        "window and are not in the trace"
     )
     return worse(ending, Ending(EndState.PARTIAL, VerdictReason.CLOCK_SET, reason))
 

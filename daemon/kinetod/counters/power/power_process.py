@@ -421,7 +421,7 @@ def main() -> NoReturn:
     if not _serve(recorders, request.most_ns / 1e9):
         for place, each in enumerate(recorders):
             if each.is_alive():
-                news.tell(place, CounterCode.FAILED, "the power readings ended early: their maximum duration is over")
+                news.tell(place, CounterCode.FAILED, "the power readings ended early: the maximum duration was reached")
     for each in recorders:
         each.stop()
     deadline = time.monotonic() + JOIN_S

@@ -41,7 +41,7 @@ def test_an_agent_begins_only_once_that_of_the_attach_before_has_ended() -> None
     ran = run_python(["-c", TWO_AGENTS])
     assert (ran.stdout.splitlines(), ran.stderr) == (
         [
-            "[Errno 16] the agent of an earlier attach has not ended yet: it may be writing what it has recorded",
+            "[Errno 16] the agent of an earlier attach is still running and may be writing what it recorded",
             "True True",
             "None",
         ],

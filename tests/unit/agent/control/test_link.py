@@ -99,7 +99,7 @@ def test_a_refused_agent_stays_silent_and_comes_back_ten_minutes_later(tmp_path:
         link.refuse("old version")
         link.send(wire.Describe())
         connection.close()
-        assert expect_closed(link) == "the daemon closed it"
+        assert expect_closed(link) == "the daemon closed the connection"
         assert link.retry_at_ns == clock.now_ns + 600 * S
 
 
@@ -245,7 +245,7 @@ def test_an_adopted_socket_is_connected_and_not_looked_for_again() -> None:
         assert not link.ended
         theirs.send(wire.encode(wire.Describe()))
         assert receive(link) == wire.Describe()
-    assert expect_closed(link) == "the daemon closed it"
+    assert expect_closed(link) == "the daemon closed the connection"
     assert link.ended
     assert ours.fileno() == -1
 

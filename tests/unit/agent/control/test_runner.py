@@ -324,7 +324,7 @@ def test_a_type_that_is_not_there_makes_the_trace_partial(process: Process) -> N
     result = connection.expect(wire.Result)
     assert (result.outcome, result.reason_code) == ("partial", "ACTIVITY_TYPE_UNAVAILABLE")
     assert result.reason == "this process cannot record kernel"
-    assert result.not_recorded == {"kernel": "the process offers no source for it"}
+    assert result.not_recorded == {"kernel": "no source in this process can record it"}
 
 
 def test_sources_report_counts_warnings_and_their_cost(process: Process) -> None:

@@ -138,7 +138,7 @@ def test_a_start_time_is_rejected_when_it_or_its_warm_up_is_past(start: int, war
 def test_a_second_capture_is_busy_with_the_first() -> None:
     session = collecting()
     answer = session.handle(timed(capture_id="c2"))
-    text = "capture c1 is running in this process: wait for its end or cancel it"
+    text = "capture c1 is running in this process: wait until it ends, or cancel it"
     assert answer == [Reject("c2", "BUSY", text, "c1")]
     assert session.capture_id == "c1"
 

@@ -113,7 +113,7 @@ def test_a_capture_with_a_start_time_is_refused_rather_than_late() -> None:
     assert session.handle(event) == [ReportState("c1", WAIT, NOW), SetTimer(NOW + 9 * S)]  # it may end until then
     reject = run(session, Tick(NOW + 9 * S), ProfilerActive(NOW + 9 * S, "it records"))[0]
     assert isinstance(reject, Reject)
-    assert reject.reason == "it records; a capture with a start time cannot wait: try again once it has finished"
+    assert reject.reason == "it records; a capture with a start time cannot wait: try again once the profiler is idle"
 
 
 @pytest.mark.parametrize(("changes", "first"), [({}, 21), ({"start_iteration": 11}, 21)])

@@ -335,7 +335,7 @@ def test_a_plug_in_whose_accelerator_is_not_here_is_not_blamed_for_a_type_that_o
 def test_what_a_process_had_to_be_started_with_is_told_instead_of_nothing_to_record() -> None:
     available = with_plugin(plugin(needs_from_start="TOY_PROFILE=1"))
     needs = "toy records only processes that were started with the variable TOY_PROFILE=1"
-    advice = "; start the program that way, then trace again"
+    advice = "; start the program with it, then trace again"
     assert refusal(available, ["toy_kernel"]) == ("PLUGIN_NEEDS_START", needs + advice)
     plan = registry.choose(available, [])
     assert (reasons(plan), plan.notes) == ([], (needs,))

@@ -84,9 +84,9 @@ def test_a_start_is_relative_or_a_time() -> None:
 
 
 def test_a_start_in_the_past_or_without_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a start in the future, got '2001-01-01T00:00:00'"):
+    with pytest.raises(ValueError, match="expected a start time in the future, got '2001-01-01T00:00:00'"):
         value_types.parse_start_ns("2001-01-01T00:00:00", lambda: NOW_NS)
-    with pytest.raises(ValueError, match=r"expected a start like \+10s or 2030-01-31T12:00:00, got 'later'"):
+    with pytest.raises(ValueError, match=r"expected a start time like \+10s or 2030-01-31T12:00:00, got 'later'"):
         value_types.parse_start_ns("later", lambda: NOW_NS)
 
 

@@ -257,7 +257,7 @@ def test_version_without_a_daemon_is_no_error(tmp_path: Path, capsys: pytest.Cap
 
 def test_version_in_a_source_tree_says_that_it_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kinetoctl.commands.version.DISTRIBUTION", "nothing-is-installed-by-this-name")
-    assert run("version", "--client").stdout == "kinetoctl unknown (a source tree, not installed)\n"
+    assert run("version", "--client").stdout == "kinetoctl unknown (running from a source tree)\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -409,5 +409,5 @@ def test_an_error_with_a_reason_code_names_the_command_that_explains_it(server: 
     assert result.stderr.splitlines() == [
         "error: a capture is running [BUSY]",
         "Run `kinetoctl explain BUSY` for advice.",
-        "`kinetoctl doctor PID` checks a process, `kinetoctl doctor` the daemon's host.",
+        "`kinetoctl doctor PID` checks a process; `kinetoctl doctor` checks the daemon's host.",
     ]

@@ -68,7 +68,7 @@ def test_show_tells_damage_pin_and_upload(server: FakeServer, run: Run) -> None:
 @pytest.mark.parametrize(
     ("state", "words", "line"),
     [
-        (pb.UPLOAD_STATE_WAITING, "local, to upload", "waiting for its upload to s3://b"),
+        (pb.UPLOAD_STATE_WAITING, "local, to upload", "waiting to be uploaded to s3://b"),
         (pb.UPLOAD_STATE_RUNNING, "local, uploading", "uploading to s3://b: 0 B of 2.0 KiB"),
         (
             pb.UPLOAD_STATE_RETRYING,

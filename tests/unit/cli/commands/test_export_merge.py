@@ -41,7 +41,7 @@ def test_programs_get_the_clock_of_each_rank(run: Run, job: Path, tmp_path: Path
     found = run("-o", "json", "export", "--merge", str(job), *arguments).json()
     assert (found["path"], found["size_bytes"]) == (str(path), path.stat().st_size)
     assert found["notes"] == [
-        f"rank {rank}: 2 events of the phases be are kept in the file, but viewers do not show them" for rank in (0, 2)
+        f"rank {rank}: kept in the file, but not shown by viewers: 2 events of the phases be" for rank in (0, 2)
     ]
     assert (found["reference_rank"], found["clock_uncertainty_ns"]) == (0, None)
     assert [(rank["rank"], rank["clock_offset_ns"], rank["clock_method"]) for rank in found["ranks"]] == [

@@ -107,7 +107,7 @@ def test_a_command_that_cannot_be_executed_is_code_126(tmp_path: Path) -> None:
     assert result.code == 126
     first, *advice = result.stderr.splitlines()
     assert first == f"error: {tmp_path}/plain.txt: cannot be executed: Permission denied"
-    assert advice[0].startswith("`ls -l` shows whether the file is executable, `chmod +x` makes it so")
+    assert advice[0].startswith("Check with `ls -l` that the file is executable (`chmod +x` makes it so)")
 
 
 def test_a_missing_agent_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, 
 from support.service.stacks import at_lock, gpu, in_collective, on_gpu, read, running
 
 VERDICT = "Rank 1 is not in the all_reduce in which 7 ranks wait: it waits for a lock in load_next_batch (train.py:6)."
-HINT = "One look cannot tell a hang from a short wait: look again, or use --watch, to see whether anything moves."
+HINT = "At first, a hang looks like a short wait: look again, or use --watch, to see whether anything moves."
 NO_MATCH = Abort(grpc.StatusCode.NOT_FOUND, "no process matches rank 7", "NO_MATCH")
 
 
@@ -133,7 +133,7 @@ def test_a_process_that_could_not_be_read_is_told_below_the_verdict_with_code_4(
     assert result.code == 4
     assert result.stdout.splitlines()[:4] == [
         "Rank 1 of 2 was not read; rank 0 waits in all_reduce (train.py:12).",
-        "rank 0  pid 4242: 1,200 more threads were left out (limit of the daemon)",
+        "rank 0  pid 4242: 1,200 more threads were left out (the daemon's limit)",
         "rank 1  pid 4243: you may not read it",
         "",
     ]
@@ -308,10 +308,10 @@ def test_watching_tells_for_how_long_each_group_is_seen_in_its_place(run: Run, l
     assert heads == [
         "rank 0  pid 4242  main thread  runs",
         "rank 1  pid 4243  main thread  waits for a lock",
-        "rank 1  pid 4243  main thread  waits for a lock  at every look for 5 s",
+        "rank 1  pid 4243  main thread  waits for a lock  the same at every look for 5 s",
         "rank 0  pid 4242  main thread  waits in all_reduce",
-        "rank 1  pid 4243  main thread  waits for a lock  at every look for 11 s",
-        "rank 0  pid 4242  main thread  waits in all_reduce  at every look for 6 s",
+        "rank 1  pid 4243  main thread  waits for a lock  the same at every look for 11 s",
+        "rank 0  pid 4242  main thread  waits in all_reduce  the same at every look for 6 s",
     ]
     assert result.stdout.count(HINT) == 1
 

@@ -184,7 +184,7 @@ def test_any_other_answer_than_y_starts_no_trace(server: FakeServer, top: Pseudo
 
 def test_explain_says_what_the_reason_code_of_the_last_trace_means(server: FakeServer, top: PseudoTerminal) -> None:
     top.press("e")
-    top.until_text("no trace of pid 4194000 that was started here has a reason code; press d to check it with doctor")
+    top.until_text("no trace of pid 4194000 started here has a reason code; press d to check the process")
     server.profiler.created = captures.capture(captures.target(4_194_000))
     server.profiler.watches = [[*traced(4_194_000, pb.VERDICT_FAILED, "AGENT_SILENT")]]
     top.press("ty")

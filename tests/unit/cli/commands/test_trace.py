@@ -562,7 +562,7 @@ def test_a_full_output_folder_is_an_error_that_says_what_to_do_and_nothing_half_
     assert result.stderr.splitlines()[-2:] == [
         f"error: pid 4242, rank 0: the disk of {full_disk} is full: {NAME} needs 300 KiB, 128 KiB are free; free up "
         "space there or choose another --output-dir",
-        "The trace stays in the daemon's store: `kinetoctl captures fetch ID` downloads it again.",
+        "The trace is still in the daemon's store; `kinetoctl captures fetch ID` downloads it again.",
     ]
     assert result.stdout.splitlines()[0] == "capture c0ffee on gpu-7: DONE, but not downloaded"
     assert "in the daemon's store: `kinetoctl captures fetch c0ffee`" in result.stdout

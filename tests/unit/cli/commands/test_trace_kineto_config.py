@@ -174,7 +174,7 @@ def test_notes_are_not_said_with_quiet(trace: Trace) -> None:
     [
         ("ACTIVITIES_DURATION_MSECS=soon", "--kineto-config: ACTIVITIES_DURATION_MSECS: expected a whole number"),
         ("/etc/no/such.conf", "--kineto-config: expected KEY=VALUE,… or a file, got '/etc/no/such.conf': No such file"),
-        ("ACTIVITIES_LOG_FILE=/tmp/", "--kineto-config: ACTIVITIES_LOG_FILE: expected the path of a file, got '/tmp/'"),
+        ("ACTIVITIES_LOG_FILE=/tmp/", "--kineto-config: ACTIVITIES_LOG_FILE: expected a file path, got '/tmp/'"),
         ("ACTIVITIES_ENABLED=no", "--kineto-config: ACTIVITIES_ENABLED: tracing is switched off"),
         ("PROFILE_START_TIME=1000", "--kineto-config: PROFILE_START_TIME: is "),
     ],

@@ -86,10 +86,10 @@ def test_a_live_attach_is_told_with_what_it_took() -> None:
     target = full_target()
     target.attach.CopyFrom(pb.Attach(method="pending-call", latency_ns=3_100_000, stopped_ns=250_000))
     (line,) = (text for label, text in target_lines(captures.capture(target), target, {}) if label == "attach")
-    assert line == "pending-call: in the process after 3.1 ms, a thread stopped for 250 µs"
+    assert line == "pending-call: took 3.1 ms, a thread stopped for 250 µs"
     target.attach.CopyFrom(pb.Attach(method="pending-call", latency_ns=700_000))
     (line,) = (text for label, text in target_lines(captures.capture(target), target, {}) if label == "attach")
-    assert line == "pending-call: in the process after 700 µs, no thread stopped"
+    assert line == "pending-call: took 700 µs, no thread stopped"
 
 
 def test_of_a_recording_by_libkineto_neither_cost_nor_losses_are_claimed() -> None:
@@ -384,5 +384,5 @@ def test_quiet_still_says_which_files_are_missing_and_what_to_do(
     show_fleet_result(fleet(one), tmp_path, None, settings)
     assert capsys.readouterr().err.splitlines() == [
         "error: n0 pid 4000, rank 0: the disk of /traces is full",
-        "The trace stays in the daemon's store: `kinetoctl captures fetch ID` downloads it again.",
+        "The trace is still in the daemon's store; `kinetoctl captures fetch ID` downloads it again.",
     ]

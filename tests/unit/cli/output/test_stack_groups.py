@@ -43,7 +43,7 @@ def test_what_a_thread_does_is_told_without_the_daemon_s_words_too() -> None:
     assert does(pb.ThreadStack()) == "is in an unknown state"
 
 
-WAITS = "is busy without floating-point work or memory traffic, as with a kernel that is waiting"
+WAITS = "is busy without floating-point work or memory traffic, as when a kernel waits"
 
 
 @pytest.mark.parametrize(

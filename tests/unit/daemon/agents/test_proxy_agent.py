@@ -159,7 +159,7 @@ def test_without_a_libcupti_a_capture_is_refused_with_advice() -> None:
     with ours, theirs, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         source = RemoteCuptiSource(process.pid, {}, RemoteCollector(ours))
         assert "kernel" in source.activity_types()
-        with pytest.raises(SourceError, match=r"no libcupti was found, neither next to the process's CUDA") as caught:
+        with pytest.raises(SourceError, match=r"libcupti was not found next to the process's CUDA") as caught:
             source.prepare(SourceRequest(frozenset(["kernel"]), 1 << 20, {}))
     assert caught.value.reason_code == "CUPTI_LIBRARY"
 

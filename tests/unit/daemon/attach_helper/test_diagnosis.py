@@ -124,7 +124,7 @@ def test_with_an_agent_nothing_that_concerns_attaching_is_a_problem() -> None:
         assert problems(found) == []
         assert found.method == "agent"
         assert finding(found, "interpreter").status is Status.NOTE
-        assert finding(found, "agent").detail == "kineto-agent 1.2, part of the process"
+        assert finding(found, "agent").detail == "kineto-agent 1.2, started by the process itself"
 
 
 @pytest.mark.parametrize(

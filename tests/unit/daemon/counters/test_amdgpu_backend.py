@@ -237,7 +237,7 @@ def test_a_table_that_says_nothing_makes_its_gpu_unavailable(tmp_path: Path, tab
 @pytest.mark.parametrize(
     ("error", "code", "problem"),
     [
-        (FileNotFoundError(errno.ENOENT, "none"), CounterCode.UNAVAILABLE, "no table gpu_metrics for this GPU"),
+        (FileNotFoundError(errno.ENOENT, "none"), CounterCode.UNAVAILABLE, "no gpu_metrics table for this GPU"),
         (PermissionError(errno.EACCES, "no"), CounterCode.NOT_PERMITTED, "this user cannot read the driver's table"),
         (PermissionError(errno.EPERM, "no"), CounterCode.UNAVAILABLE, "it may be resetting"),
         (OSError(errno.EOPNOTSUPP, "Not supported"), CounterCode.UNAVAILABLE, "Not supported"),
@@ -258,7 +258,7 @@ def test_what_the_driver_refuses_is_told(
 
 def test_a_host_without_such_a_gpu_is_told(tmp_path: Path) -> None:
     played = PlayedAmdgpu(tmp_path)
-    with pytest.raises(CounterError, match="no AMD GPU on this host uses the driver amdgpu") as told:
+    with pytest.raises(CounterError, match="no AMD GPU on this host uses the amdgpu driver") as told:
         backend(played).devices()
     assert told.value.code is CounterCode.UNAVAILABLE
     with pytest.raises(CounterError, match="no AMD GPU"):

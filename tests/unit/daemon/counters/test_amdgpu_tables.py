@@ -55,7 +55,7 @@ def test_a_field_without_a_value_is_left_out(version: tuple[int, int]) -> None:
     ("data", "problem"),
     [
         (b"\x04\x00", "it has only 2 bytes, too few for a version"),
-        (b"\x05\x00\x01\x03", r"the header of version 1\.3 says 5 bytes, but 4 were read"),
+        (b"\x05\x00\x01\x03", r"the header of version 1\.3 states 5 bytes, but 4 were read"),
         (b"\x06\x00\x01\x03\0\0", r"version 1\.3 has 6 bytes, but its known layout has 120"),
         (
             b"\x06\x00\x03\x00\0\0",

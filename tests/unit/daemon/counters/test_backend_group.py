@@ -104,7 +104,7 @@ def test_a_library_that_hangs_is_left_alone_until_it_answers() -> None:
     made = group(hanging, Vendor("red"), [gpu("GPU-green")], answer_s=0.05)
     for _ in range(3):
         found = {each.uuid: each.problem for each in made.devices()}
-        assert found["GPU-green"] == "the library of the backend green is not responding"
+        assert found["GPU-green"] == "the library of the green backend is not responding"
         if found["GPU-red"] == "":
             break
     until(lambda: hanging.opened, "the library is asked")

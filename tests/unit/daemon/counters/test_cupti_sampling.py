@@ -338,9 +338,9 @@ def test_where_a_chip_has_both_metrics_the_cheaper_one_is_taken(fake: FakePmSamp
     [
         (("foo__bar.sum",), "GH100 has no metric 'foo__bar.sum'; `kinetoctl counters list --metrics` lists all"),
         (("sm__inst_executed_pipe_tensor.sum",), "needs 2 passes on GH100"),
-        (("sm__pipe_fma_cycles_active.avg", "dram__throughput.avg"), "together these 2 metrics need 2 passes"),
+        (("sm__pipe_fma_cycles_active.avg", "dram__throughput.avg"), "these 2 metrics need 2 passes"),
         (("dram__throughput.avg", "dram__throughput.avg"), "is named twice"),
-        (("dram__throughput.avg", "overview"), "'overview' is a set, which must be named alone"),
+        (("dram__throughput.avg", "overview"), "'overview' is a set; name it without other sets"),
         ((), "name either one set or individual metrics"),
     ],
 )

@@ -234,7 +234,7 @@ def test_only_what_is_really_traced_is_listed() -> None:
         "kinetod": {
             "capture": "c",
             "log_file": "not written: why",
-            "notes": ["matching, but left out by process_limit (--process-limit): 5 more"],
+            "notes": ["5 more processes match, beyond process_limit (--process-limit)"],
             "refused": [{"pid": 8, "reason": "ATTACH_SECCOMP", "message": "it may not"}],
         },
     }

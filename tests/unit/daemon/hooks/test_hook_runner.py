@@ -243,7 +243,7 @@ def test_what_comes_on_top_of_the_waiting_ones_is_dropped(caplog: pytest.LogCapt
     run([hook], act)
     assert len(hook.told) == MAX_WAITING
     assert count("dropped") - before == 3
-    assert f"{MAX_WAITING} captures are waiting already; not called for c{MAX_WAITING}" in caplog.text
+    assert f"is not called for capture c{MAX_WAITING}: {MAX_WAITING} captures are already waiting" in caplog.text
 
 
 def test_a_stop_lets_what_waits_run_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

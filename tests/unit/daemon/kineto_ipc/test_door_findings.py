@@ -67,15 +67,15 @@ def test_a_process_without_the_variable_says_nothing() -> None:
         (KinetoStart(), None, "dynolog.ipc is off", "set dynolog.ipc = true"),
         (KinetoStart(), door(problems=TAKEN), f"polls are not answered at {ABSTRACT}: process 7", "`kinetoctl doctor`"),
         (KinetoStart(net_namespace=OWN), door(ABSTRACT), "it has not loaded libtorch yet", "wait until"),
-        (KinetoStart(net_namespace=OTHER), door(ABSTRACT), "it has a network namespace of its own", "wait about 15 s"),
+        (KinetoStart(net_namespace=OTHER), door(ABSTRACT), "it has its own network namespace", "wait about 15 s"),
         (KinetoStart(net_namespace=INSIDE), door(ABSTRACT), "it has not loaded libtorch yet", "wait until"),
         (
             KinetoStart(net_namespace=OTHER),
             DoorState(namespace_problems={OTHER: "process 9 uses @dynolog there"}),
-            "it has a network namespace of its own: process 9 uses @dynolog there",
+            "it has its own network namespace (process 9 uses @dynolog there)",
             "wait about 15 s",
         ),
-        (KinetoStart(folder="/ipc/"), door(ABSTRACT), "it looks for the daemon in /ipc, which is not", "add /ipc to"),
+        (KinetoStart(folder="/ipc/"), door(ABSTRACT), "it looks for the daemon in /ipc, which is not", "if /ipc is"),
         (KinetoStart(folder="/ipc/"), door("/ipc"), "it has not loaded libtorch yet", "wait until"),
         (
             KinetoStart(folder="/ipc", net_namespace=OTHER),

@@ -225,7 +225,7 @@ def problem_with(folder: Path, name: bytes) -> str:
 def test_folders_in_which_others_could_replace_the_socket_are_refused(name: bytes, folder: Path) -> None:
     folder.chmod(0o777)
     assert problem_with(folder, name) == (
-        f"users other than its owner can replace the socket in {folder}; set the sticky bit: chmod +t {folder}"
+        f"users other than the owner of {folder} can replace the socket in it; set the sticky bit: chmod +t {folder}"
     )
 
 

@@ -59,7 +59,7 @@ def test_grants_are_read_and_written(text: str, grant: Grant) -> None:
     [
         ("", "names no role"),
         (" as ada", "names no role"),
-        ("own", "the roles own and jobs need a user of this host; expected for example own as ada"),
+        ("own", 'the roles own and jobs need a user of this host; expected for example "own as ada"'),
         ("pods as ada", "'pods' is not a role; expected one of own, jobs, viewer, admin"),
         ("boss", "'boss' is not a role; expected one of own, jobs, viewer, admin"),
         ("own as a b", "'a b' is not a valid user name"),

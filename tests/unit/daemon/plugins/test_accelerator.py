@@ -38,7 +38,7 @@ def test_a_good_one_is_taken() -> None:
         (accelerator(schema=None), "schema: it is a NoneType, not a kineto_agent.protocol.schema.Schema"),
         (accelerator(schema=toy_schema()._replace(clock="sun")), "there is no clock 'sun'"),
         (accelerator(signs=()), "signs: it is a tuple, not a kinetod.plugins.accelerator.Signs"),
-        (accelerator(signs=Signs()), "signs: there are none, so it would run in every process"),
+        (accelerator(signs=Signs()), "signs: without any, the plug-in would run in every process"),
         (accelerator(signs=LIST), "signs.libraries: it must be a tuple of at most 16 patterns"),
         (accelerator(signs=Signs(libraries=("",))), "signs.libraries: '' must be a string of 1 to 200 characters"),
         (accelerator(signs=Signs(device_files=("npu0",))), "signs.device_files: 'npu0' must be an absolute path"),
@@ -46,7 +46,7 @@ def test_a_good_one_is_taken() -> None:
         (accelerator(signs=Signs(environment=("A B",))), "signs.environment: 'A B' must be an environment variable"),
         (
             accelerator(conflicts=frozenset(["nsys"])),
-            "conflicts: frozenset({'nsys'}) must be a frozenset, of these names only: torch, jax",
+            "conflicts: frozenset({'nsys'}) must be a frozenset with only these names: torch, jax",
         ),
         (accelerator(needs_from_start="NPU MODE"), "needs_from_start: 'NPU MODE' must be an environment variable"),
         (accelerator(detach="maybe"), "detach: 'maybe' is not one of full, idle, never"),

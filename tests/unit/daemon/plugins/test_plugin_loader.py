@@ -90,7 +90,7 @@ def test_more_signs_than_can_be_looked_for_are_refused(site: Path) -> None:
     package(site, f"{MODULE}PLUGIN = PLUGIN._replace(signs=sources.Signs(libraries={many}))")
     plugins = loaded("toy")
     assert refusal(plugins) == (
-        "it cannot be sent to agents: the signs of all plug-ins (1) have 8823 bytes, but the limits are 16 "
+        "it cannot be sent to agents: the signs of all plug-ins (1) take 8823 bytes, but the limits are 16 "
         "plug-ins and 8192 bytes; use fewer plug-ins, or declare fewer or shorter patterns"
     )
     assert (plugins.parcel, plugins.signs) == (None, ())
@@ -180,7 +180,7 @@ OFF = LoadedPlugin(name="tin", is_allowed=False)
 REFUSED = LoadedPlugin(name="tan", refused="it is broken")
 SIGNS = (OutsideSigns("toy", libraries=("libtoy.so",)),)
 ADVICE = (
-    "fix it until `kinetoctl plugin check tan` accepts it on this host, or remove it from plugins.sources; "
+    "fix it so that `kinetoctl plugin check tan` accepts it on this host, or remove it from plugins.sources; "
     "then restart kinetod"
 )
 

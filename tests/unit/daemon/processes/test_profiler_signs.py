@@ -35,7 +35,7 @@ def test_tools_are_known_by_the_names_of_their_programs(name: str, product: str 
         (["libTreeLauncherTargetInjection.so"], ["Nsight Compute"]),
         (["libdcgmmoduleprofiling.so.4"], ["DCGM"]),
         (["libnvperf_host.so", "libcupti.so.12"], ["CUPTI's hardware counters"]),
-        (["libcupti.so.13"], ["a program with CUPTI of its own"]),
+        (["libcupti.so.13"], ["a program with its own CUPTI"]),
         (["libcupti.so.12", "libtorch_cpu.so"], []),
         (["libcupti.so.12", "libkineto_collector.so"], []),
         (["libcuda.so.1", "libcudart.so.12"], []),

@@ -21,8 +21,8 @@ def test_a_whole_sandbox_lacks_nothing() -> None:
 
 def test_what_is_missing_is_told_with_its_cost() -> None:
     assert Support(landlock=0, seccomp=False).missing == (
-        "no Landlock: a compromised decoder could read all files of the daemon's user",
-        "no seccomp filters: a compromised decoder could open connections and send signals",
+        "without Landlock, a compromised decoder could read all files of the daemon's user",
+        "without seccomp filters, a compromised decoder could open connections and send signals",
     )
 
 
@@ -30,7 +30,7 @@ def test_what_is_missing_is_told_with_its_cost() -> None:
     ("found", "status", "says"),
     [
         (WHOLE, Status.OK, "decoders are confined by Landlock ABI 7"),
-        (Support(landlock=0, seccomp=True), Status.NOTE, "decoders are not fully confined: no Landlock"),
+        (Support(landlock=0, seccomp=True), Status.NOTE, "decoders are not fully confined: without Landlock"),
     ],
 )
 def test_the_doctor_says_it(found: Support, status: Status, says: str) -> None:

@@ -88,11 +88,11 @@ def test_all_conditions_must_hold(selector: pb.Selector, selected: bool) -> None
     [
         (pb.Selector(pids=[7, 0]), "selector.pids[1]: must be greater than 0, got 0"),
         (pb.Selector(pids=range(1, 4098)), "selector.pids: at most 4096 values, got 4097"),
-        (pb.Selector(children=True), "selector.children: needs pids: the processes whose descendants to select"),
+        (pb.Selector(children=True), "selector.children: needs pids, the processes whose descendants are selected"),
         (pb.Selector(ranks=[0, -2]), "selector.ranks[1]: must be a rank of at least 0, or -1 for any rank, got -2"),
         (pb.Selector(gpus=[-1]), "selector.gpus[0]: must be at least 0, got -1"),
         (pb.Selector(job_ids=[""]), "selector.job_ids[0]: must have 1 to 128 characters, got ''"),
-        (pb.Selector(job_step="0"), "selector.job_step: needs job_ids: the job that the step belongs to"),
+        (pb.Selector(job_step="0"), "selector.job_step: needs job_ids, the job that the step belongs to"),
         (
             pb.Selector(job_ids=["77"], job_step="a b"),
             "selector.job_step: must be a step such as 0, 3+1 or batch, got 'a b'",
@@ -103,7 +103,7 @@ def test_all_conditions_must_hold(selector: pb.Selector, selected: bool) -> None
         ),
         (
             pb.Selector(container_ids=[CONTAINER, "4F" * 6]),
-            "selector.container_ids[1]: must be an id, or its beginning, of 12 to 64 hexadecimal digits, got "
+            "selector.container_ids[1]: must be an id or its beginning: 12 to 64 hexadecimal digits, got "
             "'4F4F4F4F4F4F'",
         ),
     ],

@@ -36,7 +36,7 @@ def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
     [
         (socket.SOCK_SEQPACKET, True, "1", True),
         (socket.SOCK_SEQPACKET, True, "", False),
-        (socket.SOCK_SEQPACKET, True, "2", "expected one socket, but 2 were passed"),
+        (socket.SOCK_SEQPACKET, True, "2", "expected one socket from the service manager, but it passed 2"),
         (socket.SOCK_SEQPACKET, False, "1", "expected a listening socket"),
         (socket.SOCK_STREAM, True, "1", "expected a SOCK_SEQPACKET Unix socket"),
         (None, True, "1", "the passed descriptor cannot be used"),

@@ -74,9 +74,9 @@ def test_descriptors_and_names_must_agree_and_none_stays_open(tmp_path: Path) ->
         with (tmp_path / "t").open() as file:
             before = len(list(Path("/proc/self/fd").iterdir()))
             for names, fds, why in (
-                (("a",), [], "1 files were announced, but 0 descriptors were received"),
-                ((), [file.fileno()], "0 files were announced, but 1 descriptors were received"),
-                (("a",), [file.fileno()] * 3, "1 files were announced, but 3 descriptors were received"),
+                (("a",), [], "1 file was announced, but 0 descriptors were received"),
+                ((), [file.fileno()], "0 files were announced, but 1 descriptor was received"),
+                (("a",), [file.fileno()] * 3, "1 file was announced, but 3 descriptors were received"),
                 (("a/b",), [file.fileno()], "'a/b' is not a file name"),
                 (("a",), [file.fileno()], ""),
             ):

@@ -264,7 +264,7 @@ def test_one_instance_of_an_annotation_is_a_window() -> None:
     rows: Rows = {"user_annotation": steps, "cpu_op": [op("aten::mm", 100 * n, 10 * n + 10) for n in range(3)]}
     assert path(rows, instance=1) == [("operator", "aten::mm", 20.0), ("dependency", "ProfilerStep#1", 70.0)]
     assert sum(row[2] for row in path(rows, instance="0:1")) == 190.0
-    with pytest.raises(ViewError, match="has instances 0 to 2, but not 3"):
+    with pytest.raises(ViewError, match="has instances 0 to 2, got 3"):
         path(rows, instance=3)
     with pytest.raises(ViewError, match="no annotation with 'epoch'"):
         path(rows, annotation="epoch")

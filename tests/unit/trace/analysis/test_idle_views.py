@@ -62,7 +62,9 @@ def test_gaps_without_a_launch_are_told_of() -> None:
     from support.trace_files.hta_events import context
 
     result = find_view("idle_breakdown")(context([gpu("a", 0, 5, 1), gpu("b", 9, 1, 2)]))
-    assert result.notes == ("2 activities have no launch in the trace; their gaps count as kernel_wait or other",)
+    assert result.notes == (
+        "activities without a launch in the trace: 2; gaps before them count as kernel_wait or other",
+    )
 
 
 def test_htas_statistics_have_two_digits() -> None:

@@ -167,7 +167,7 @@ def test_activities_without_a_launch_are_not_counted_but_told_of() -> None:
 
     result = find_view("queue_length")(context([gpu("k", 5, 1, 1), event("cpu_op", "a", 0, 1)]))
     assert len(result) == 0
-    assert result.notes == ("1 GPU activities have no launch in the trace and are not counted",)
+    assert result.notes == ("GPU activities that have no launch in the trace are not counted: 1",)
 
 
 def test_hta_does_not_count_a_launch_of_what_stands_first_in_the_file() -> None:

@@ -162,7 +162,7 @@ def test_traces_one_after_the_other_are_runs_and_those_at_the_same_time_are_not(
     found = runs_at(tmp_path / "runs", 10**9, 0)
     assert found is not None and found.newest.path.name == "run0"
     assert found.table.values("trace") == ["run0", "run1"]
-    assert found.verdict.startswith("These are 2 runs, one after the other, not ranks of one job. `kinetoctl diff ")
+    assert found.verdict.startswith("These are 2 consecutive runs, not ranks of one job. `kinetoctl diff ")
     assert runs_at(tmp_path / "job", 100 * US, 0) is None
 
 

@@ -46,13 +46,13 @@ NO_FINDING = "no finding would save 0.5 % or more of the steps' time"
             "call_tree",
             {**GPU, "python_function": [CALL]},
             {},
-            [NO_CALL_TREE, "its Python functions are shown with python=True"],
+            [NO_CALL_TREE, "the trace's Python functions are shown with python=True"],
         ),
         (
             "call_tree",
             {**GPU, "python_function": [SAMPLES]},
             {"python": True},
-            [NO_CALL_TREE, "its Python functions are samples, not calls: see the view python_samples"],
+            [NO_CALL_TREE, "the trace's Python functions are samples, not calls: see the view python_samples"],
         ),
         ("idle_breakdown", NOTHING, {}, [NO_GPU]),
         (
@@ -66,7 +66,7 @@ NO_FINDING = "no finding would save 0.5 % or more of the steps' time"
         ("idle_gaps", NOTHING, {"cause": "memory"}, [NO_GPU]),
         ("idle_gaps", GPU, {"cause": "memory"}, [NEVER_IDLE]),
         ("idle_gaps", HALF, {"cause": "memory"}, ["no gap has the cause memory; the causes in this trace are host"]),
-        ("idle_gaps", HALF, {"limit": 0}, ["1 gap is not shown, since limit is 0"]),
+        ("idle_gaps", HALF, {"limit": 0}, ["1 gap is not shown, since limit is 0; use 1 or more"]),
         (
             "findings",
             {**GPU, "cpu_op": [OPERATOR]},

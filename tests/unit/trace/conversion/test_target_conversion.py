@@ -141,7 +141,7 @@ def test_what_a_crash_cut_off_is_said(tmp_path: Path) -> None:
     buffers.write_bytes(buffers.read_bytes()[:-100])
     conversion = convert_target(tmp_path, formats=[])
     assert conversion.chunks_torn == 1
-    assert conversion.warnings == ("cupti: the last data is truncated because the daemon ended",)
+    assert conversion.warnings == ("cupti: the end of the data is missing because the daemon ended",)
 
 
 def test_an_unknown_format_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_another_record_size_than_the_headers_say_is_refused() -> None:
 
 
 def test_buffers_without_one_known_record_are_refused() -> None:
-    with pytest.raises(UnknownLayoutError, match=r"nothing that CUPTI 26 recorded .* past a record of unknown kind 60"):
+    with pytest.raises(UnknownLayoutError, match=r"none of the records of CUPTI 26 .* of unknown kind 60"):
         cupti_records.decode(source_of(np.full(100, 60, np.uint32).tobytes()), StringTable())
 
 

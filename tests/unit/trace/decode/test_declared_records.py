@@ -206,7 +206,7 @@ def test_times_of_a_clock_without_samples_are_not_guessed(clocks: Any) -> None:
     schema = NPU._replace(clock="boottime")
     found = decode(source_of(schema, [booted(5_000)], clocks=clocks), StringTable(), WINDOW)
     assert (len(found.tables["kernel"]), found.undecoded) == (0, 1)
-    assert found.warnings == ("1 record of kind 1 with times of the clock boottime, for which there are no samples",)
+    assert found.warnings == ("1 record of kind 1 with times of the clock boottime, which has no samples",)
 
 
 def test_a_rate_that_no_clock_has_is_not_believed() -> None:
@@ -214,7 +214,7 @@ def test_a_rate_that_no_clock_has_is_not_believed() -> None:
     clocks = [[BASE, 1_000], [BASE + 10**9, 1_001]]
     found = decode(source_of(schema, [booted(1_500)], clocks=clocks), StringTable(), WINDOW)
     assert found.tables["kernel"]["start"].tolist() == [BASE + 500]
-    assert "% off, which is impossible: only its first sample is used" in found.warnings[0]
+    assert "% off, which is impossible, so only its first sample is used" in found.warnings[0]
 
 
 def test_a_devices_clock_is_that_of_its_own_readings() -> None:

@@ -105,7 +105,7 @@ def test_what_follows_a_damaged_place_is_lost_and_counted() -> None:
 
 def test_a_profile_that_does_not_say_when_it_began_is_told() -> None:
     found, _strings = decoded(space(host(("f", 0, 1, {}))))
-    assert found.warnings == ("1 XLA profile without a known start: the times in it are relative to its start",)
+    assert found.warnings == ("1 XLA profile has no known start time, so times are relative to the start",)
     assert found.tables["user_annotation"]["start"].tolist() == [10]
 
 

@@ -11,7 +11,7 @@ from kineto_trace.open.trace_opener import open_trace
 from support.trace_files.event_counts import Counts, count_events, names
 from support.trace_files.public_traces import trace_paths, unpacked
 
-LOOSE = re.compile(r"(\d+) of (\d+) arrows have no slice at one of their ends: viewers do not show them")
+LOOSE = re.compile(r"(\d+) of (\d+) arrows have no slice at one end, so viewers do not show them")
 
 
 def exported(trace: Trace, path: Path, format_name: str = "") -> tuple[Path, Exported]:
@@ -41,7 +41,7 @@ def test_exports_have_the_counts_of_their_source(source: Path, tmp_path: Path) -
         assert count_events(path) == expected, path.name
     in_perfetto = dict(count_events(perfetto))
     if not expected.get("arrows") and (drawn := in_perfetto.pop("arrows", 0)):
-        assert told.notes == (f"the file has no arrows: {drawn} were added by correlation and sequence numbers",)
+        assert told.notes == (f"the file has no arrows; {drawn} were added from correlation and sequence numbers",)
     for loose, every in (match.groups() for note in told.notes if (match := LOOSE.match(note))):
         assert int(every) == expected["arrows"]
         in_perfetto["arrows"] += int(loose)

@@ -173,7 +173,7 @@ def test_sql_over_traces_that_declare_a_table_differently_has_the_columns_of_the
     found = kineto_trace.query(f"SELECT {columns} FROM npu_wait WHERE load = 12.5 ORDER BY rank", paths)
     assert rows(found) == [(0, "a lock", 12.5, 0, 0, 0), (1, None, 12.5, None, None, None)]
     assert found.notes == (
-        "rank1 declares stream, why, op, depth of npu_wait differently or not at all: missing in its rows",
+        "rank1 declares stream, why, op, depth of npu_wait differently or not at all, so its rows lack them",
     )
     assert rows(kineto_trace.query("SELECT count(*) FROM events WHERE kind = 'npu_wait'", paths)) == [(4,)]
 

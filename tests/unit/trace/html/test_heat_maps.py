@@ -48,7 +48,7 @@ def test_a_large_map_is_binned_by_the_largest_value_and_says_so() -> None:
     assert text.count("<rect") == 64 * 100
     assert len(text) < 1_500_000
     assert "rank 200-203, step 770-779: 5 us" in text
-    assert "Each cell covers 4 ranks and 10 steps, and shows their largest value." in text
+    assert "Each cell shows the largest value of 4 ranks and 10 steps." in text
 
 
 def test_labels_have_room_and_lead_to_all_that_they_stand_for() -> None:

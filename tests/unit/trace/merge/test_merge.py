@@ -250,7 +250,7 @@ def test_what_cannot_be_merged_is_told(tmp_path: Path) -> None:
     undated = ranks.document([ranks.event("cpu_op", "a", 10, 1)], rank=7)
     del undated["baseTimeNanoseconds"]
     (tmp_path / "u.json").write_text(json.dumps(undated))
-    with pytest.raises(FileError, match="does not say when it was recorded"):
+    with pytest.raises(FileError, match="does not state when it was recorded"):
         merge_traces([*sources, Source(path=tmp_path / "u.json", rank=7)], path)
 
 

@@ -45,7 +45,7 @@ def test_skips_keys_of_a_newer_daemon() -> None:
     [
         ({"pid": "7"}, "pid has a wrong type: '7'"),
         ({"rank": 1.5}, "rank has a wrong type"),
-        ({"threads": {"x": "main"}}, "not a target"),
+        ({"threads": {"x": "main"}}, "does not describe a target"),
         ({"complete": 1}, "complete has a wrong type"),
         ({"activity_types": "kernel"}, "activity_types has a wrong type"),
         ({"activity_types": [7]}, "activity_types has a wrong type"),

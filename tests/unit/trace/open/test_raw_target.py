@@ -272,8 +272,8 @@ def test_a_file_that_ends_too_early_is_damaged_wherever_it_ends(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (trace_text(TRACE_ID + 1), "has the trace id '43' instead of 42"),
-        (json.dumps({"traceEvents": []}), "has no trace id instead of 42"),
+        (trace_text(TRACE_ID + 1), "has the trace id '43', not 42"),
+        (json.dumps({"traceEvents": []}), "has no trace id, so"),
         (gzip.compress(WHOLE.encode()), "does not begin like a libkineto trace"),
         (json.dumps({"a": 1}), "has no traceEvents list"),
     ],
@@ -370,7 +370,7 @@ def test_a_gpu_at_another_place_and_partitions_without_one_are_told(tmp_path: Pa
     (elsewhere,) = found(tmp_path, PLACED[:1], used=(0,)).warnings
     assert elsewhere.endswith("it is not one of the devices that the process sees")
     (partitions,) = found(tmp_path, [PLACED[0], {"id": 1}, {"id": 2}], used=(0, 1, 2)).warnings
-    assert "does not say which of them this is" in partitions
+    assert "does not show which of them this is" in partitions
 
 
 def test_a_gpu_that_the_process_does_not_see_and_a_mig_instance_are_told(tmp_path: Path) -> None:
@@ -410,4 +410,4 @@ def test_samples_that_were_taken_together_are_told(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(raw_target, function.__name__, partial(function, max_rows=2))
     read = found(tmp_path, HAS_BOTH)
     assert read.table is not None and read.table["duration"].tolist() == [20, 10]
-    assert read.warnings == ("hardware counters: too many samples to keep all, so each value is the mean of 2",)
+    assert read.warnings == ("hardware counters: too many samples to keep, so each value is the mean of 2 samples",)

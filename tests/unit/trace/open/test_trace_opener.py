@@ -126,7 +126,7 @@ def test_what_a_raw_target_lost_is_in_the_notes(tmp_path: Path) -> None:
     folder = make_spool(tmp_path, "mlp-cupti130001")
     buffers = folder / "raw" / "cupti" / "buffers.bin"
     buffers.write_bytes(buffers.read_bytes()[:-100])
-    assert open_trace(folder).notes == ("cupti: the last data is truncated because the daemon ended",)
+    assert open_trace(folder).notes == ("cupti: the end of the data is missing because the daemon ended",)
 
 
 def test_a_target_without_records_says_so(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_of_a_truncated_one_the_beginning_is_there_and_a_note_says_so(profile: P
     trace = kt.open_trace(profile)
     assert trace.remarks == (
         "1 XLA profile is truncated or damaged",
-        "1 XLA profile without a known start: the times in it are relative to its start",
+        "1 XLA profile has no known start time, so times are relative to the start",
     )
     assert not trace.target.complete
 
@@ -187,7 +187,7 @@ def test_of_a_truncated_one_the_beginning_is_there_and_a_note_says_so(profile: P
 def test_a_profile_without_events_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "empty.xplane.pb"
     path.write_bytes(space(PlaneMaker("/host:CPU"), begun_at(1_795_163_478_000_000_000)))
-    with pytest.raises(FileError, match="without any known event: record again, for longer"):
+    with pytest.raises(FileError, match="without known events: record again, for longer"):
         kt.open_trace(path)
 
 

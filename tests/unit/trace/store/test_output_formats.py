@@ -46,5 +46,5 @@ def test_the_folder_is_that_of_the_path() -> None:
 
 @pytest.mark.parametrize("text", ["/tmp/", "..", "/", "/tmp/..", "a\0b"])
 def test_a_path_that_is_no_file_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected the path of a file"):
+    with pytest.raises(ValueError, match="expected a file path"):
         parse_log_file(text)

@@ -58,7 +58,7 @@ def test_columns_of_another_format_say_what_to_do(tmp_path: Path) -> None:
     description.write_text(json.dumps({**json.loads(description.read_text()), "format_version": 1}))
     with pytest.raises(
         SpoolError,
-        match="is a stored trace of format 1, but this version reads only 2 and 3: use the kinetod that stored",
+        match="is a stored trace in format 1, but this version reads only 2 and 3: use the kinetod that stored",
     ):
         load_columns(tmp_path)
 

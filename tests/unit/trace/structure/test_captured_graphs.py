@@ -91,7 +91,7 @@ def test_a_trace_without_captured_graphs_says_so() -> None:
     assert state(found) == NOT_SEEN
     result = graph_operators(found)
     assert (result.rows(), result.notes) == (
-        [], ("1 of 1 CUDA graphs are missing: their operators are not known: the agent saw no capture of a CUDA graph",)
+        [], ("not shown: 1 of 1 CUDA graphs; their operators are not known: the agent saw no capture of a CUDA graph",)
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ AHEAD = [7, 7, 5, 24]  # of the host, while the GPU takes 40 for each
 STEADY = [40, 41, 39, 40, 40, 41, 39, 40]
 NOTE = (
     "4 early steps are left out of means and savings, because the host ran ahead of the GPU until its queue was full: "
-    "step 7, 8, 9, 10 (10.8 ms on average; the others take 40 ms)"
+    "steps 7, 8, 9, 10 (10.8 ms on average; the others take 40 ms)"
 )
 
 
@@ -99,7 +99,7 @@ def test_the_notes_say_how_many_steps_are_left_out_and_why() -> None:
     for result in (overview(context), step_breakdown(context), time_causes_view(context), findings_view(context)):
         assert NOTE in result.notes
     assert f"baseline: {NOTE}" in diff_steps(context, ran_ahead()).notes
-    told = "first steps left out because they do not show the usual pace (see the view overview): rank 0 (4)"
+    told = "first steps left out because they do not show the usual pace (see the view overview): 4 on rank 0"
     assert told in rank_table(context).notes
 
 
@@ -123,7 +123,7 @@ def test_a_host_that_ran_ahead_throughout_is_told_and_not_compared() -> None:
     context = Context(queued([7, 5, 8, 7], [40] * 4, before_ms=1))
     (row,) = overview(context).rows()
     assert (row["steps"], row["step_us"]) == (4, 6750)
-    told = "the host ran ahead of the GPU in every complete step, so their lengths do not show the pace: "
+    told = "the host ran ahead of the GPU in every complete step, so step lengths do not show the pace: "
     assert overview(context).notes[0].startswith(f"{told}a step takes 6.75 ms on the host and ")
     result = diff_steps(context, ran_ahead())
     assert {row["verdict"] for row in result.rows()} == {"unknown"}

@@ -105,5 +105,5 @@ def test_an_answer_without_rows_is_a_header(tmp_path: Path) -> None:
 
 
 def test_a_format_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="no result format is called 'xlsx'; available: csv, json, parquet"):
+    with pytest.raises(FormatError, match="unknown result format 'xlsx'; available: csv, json, parquet"):
         write_result(result(), tmp_path / "kernels.xlsx")

@@ -50,7 +50,7 @@ def test_without_a_cuda_call_it_stays_attached_and_says_so() -> None:
     assert outcome.detach_ns == 0
     assert own_warnings(outcome.warnings) == [
         "stayed attached: the process made no CUDA call for 0.02 s; CUDA calls stay slightly slower until the next "
-        "capture detaches"
+        "capture detaches CUPTI"
     ]
     cuda.launch()
     assert cuda.finalized == finalized

@@ -90,7 +90,7 @@ def test_an_executable_that_is_being_freed_is_left_out_and_told(monkeypatch: pyt
     program(monkeypatch, Client("gpu", Executable(), Executable(Module("a", b"first"))))
     found, (warning,) = handed_over()
     assert found == [b"first"]
-    assert warning.endswith("one that cannot be read")
+    assert warning.endswith("one could not be read")
 
 
 def test_a_module_that_took_long_to_read_is_not_serialised_with_the_gil(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,11 +176,11 @@ def test_one_that_fails_while_it_records_is_named(method: str, body: str, code: 
 
 
 LIES = {
-    "self.arena_fd = 1": "announced 1 as the descriptor of its arena",
-    "self.arena_fd = 'x'": "announced 'x' as the descriptor of its arena",
+    "self.arena_fd = 1": "announced 1, which cannot be its arena's descriptor",
+    "self.arena_fd = 'x'": "announced 'x', which cannot be its arena's descriptor",
     "import os; self.arena_fd = os.open('/dev/null', 0)": "which is not a memfd",
     "import os; self.arena_fd = os.memfd_create('x')": "announced memory whose size is not sealed",
-    "import os; os.pwrite(self.arena.fd, b'x' * 64, 0)": "announced memory whose header is not that of an arena",
+    "import os; os.pwrite(self.arena.fd, b'x' * 64, 0)": "announced memory without an arena's header",
     "self.arena.close(); self.arena = ArenaWriter('x', 1 << 28, 9, 4 << 20); self.arena_fd = self.arena.fd": "bytes",
     "self.format = 'cupti/1'": "announced records of the format 'cupti/1', not declared/1",
     "self.metadata = [1]": "returned metadata that are not a JSON object",

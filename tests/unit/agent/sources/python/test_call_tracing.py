@@ -136,7 +136,7 @@ outcome, data, names = recording.stop()
 assert sys.getprofile() is own
 sys.setprofile(None)
 assert seen.count(("call", "work")) == 3
-text = "1 threads were not recorded: the program has its own profile function or an audit hook there"
+text = "1 threads were not recorded: the program has its own profile function on them, or an audit hook"
 assert outcome.warnings == [text]
 """
     )
@@ -188,8 +188,8 @@ outcome, data, names = recording.stop()
 number, text = outcome.warnings[0].split(" ", 1)
 assert 50 < int(number) < 60, number  # some threads are those of this test
 assert text == (
-    "threads were not recorded: a recording of every call has room for 2,048 threads, including those that have ended; "
-    "ask for a shorter one"
+    "threads were not recorded: exact calls are limited to 2,048 threads, including those that have ended; "
+    "ask for a shorter recording"
 )
 assert outcome.warnings[1:] == []
 """

@@ -35,7 +35,7 @@ def test_a_wanted_start_is_kept() -> None:
 def test_a_wanted_start_that_is_too_near_is_refused_with_the_time_that_is_needed() -> None:
     with pytest.raises(
         UsageProblem,
-        match=r"^--start-at is 254 ms too soon: with their processes ready, all hosts together need another 754 ms",
+        match=r"^--start-at is 254 ms too soon: even with the processes ready, the hosts need another 754 ms",
     ):
         common_start_ns(NOW_NS, warmup_ns=WARMUP_NS, delivered_ns=254 * MS, wanted_ns=NOW_NS + 500 * MS)
 

@@ -102,10 +102,10 @@ def test_a_second_look_says_for_how_long_who_stands_still(server: FakeServer, br
         [read(first, 0, seconds=at), read(at_lock(), 1, seconds=at)]
         for at, first in ((100, running()), (107, in_collective()))
     ]
-    assert "One look cannot tell a hang from a short wait" in text_of(browser, EVERY_RANK)
+    assert "At first, a hang looks like a short wait" in text_of(browser, EVERY_RANK)
     second = text_of(browser, EVERY_RANK)
     assert re.findall("at every look for .*", second) == ["at every look for 7 s"]
-    assert "One look cannot" not in second
+    assert "At first, a hang" not in second
 
 
 def test_what_could_not_be_read_stands_below_the_verdict(server: FakeServer, browser: Browser) -> None:

@@ -489,7 +489,7 @@ def test_where_nobody_has_a_capture_it_says_whether_all_have_answered(hosts: Hos
     with pytest.raises(NotFound, match=f"no host has a capture {missing}"):
         daemons.parts(missing)
     hosts.hosts["b"].error = Unreachable("no daemon at b:1")
-    with pytest.raises(Unreachable, match=r"no host that responds .*: b: no daemon at b:1$"):
+    with pytest.raises(Unreachable, match=r"none of the responding hosts .*: b: no daemon at b:1$"):
         daemons.parts(missing)
     for host in hosts.hosts.values():
         host.error = Denied("nobody knows you")

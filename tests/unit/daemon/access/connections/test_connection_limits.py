@@ -351,7 +351,7 @@ def test_who_sends_too_much_is_read_more_slowly(caplog: pytest.LogCaptureFixture
         assert (one.held, root.held) == (True, False)
 
     in_loop(run)
-    assert caplog.messages == ["uid 1000 is sending too much; reading from it more slowly"]
+    assert caplog.messages == ["uid 1000 is sending too much data; reading from it more slowly"]
 
 
 TUNNELS = Peer(via=Via.KUBERNETES, address="127.0.0.1")

@@ -138,7 +138,9 @@ def test_an_event_loop_that_waits_for_a_timer_can_be_entered_and_waits_for_the_t
 def test_a_caller_that_would_take_eintr_for_an_error_is_not_interrupted() -> None:
     with standing_in("epoll_wait", "limited") as process, pytest.raises(AttachError) as caught:
         NativeThread().hand_over(TargetImage(process.pid), Bootstrap(1, b""), Deadline(0.5))
-    assert "waiting in epoll_wait with a time limit, which stopping it would end early (EINTR)" in caught.value.reason
+    assert (
+        "waiting in epoll_wait with a time limit; stopping it would end that call early (EINTR)" in caught.value.reason
+    )
 
 
 LIBRARY, PYTHON, OTHER, MADE = 0x1000, 0x2000, 0x3000, 0x4000

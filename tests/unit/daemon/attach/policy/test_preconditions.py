@@ -179,7 +179,7 @@ def test_a_zombie_is_refused() -> None:
         assert error.code is AttachCode.UNSUITABLE
         assert error.reason == (
             f"process {pid} (sleep) cannot be attached to: it has ended, but its parent has not reaped it "
-            "(zombie); `kinetoctl ps --all` lists the others"
+            "(zombie); `kinetoctl ps --all` lists running processes"
         )
 
 
@@ -241,7 +241,7 @@ def test_the_hosts_init_is_refused_but_not_that_of_our_container() -> None:
     init = process_facts(pid=1, process_pid=1)
     found = preconditions.process(subject(init))
     assert (found.status, found.code) == (Status.PROBLEM, AttachCode.UNSUITABLE)
-    assert found.detail == "it is the host's init"
+    assert found.detail == "it is the host's init process"
     assert preconditions.process(subject(init, own_facts(host_pid_namespace=False))).status is Status.OK
 
 
@@ -364,7 +364,7 @@ def refused(**changes: object) -> InspectedProcess:
         (
             refused(dumpable=False),
             own_facts(),
-            "it runs as uid 1000 like the daemon, but is not dumpable (it changed its ids or made itself so)",
+            "it runs as uid 1000 like the daemon, but is not dumpable (it changed its ids or called prctl)",
             "run kinetod as root, or with CAP_SYS_PTRACE",
         ),
         (
@@ -452,10 +452,7 @@ def test_a_filter_that_kills_for_a_call_of_ours_is_refused_and_the_process_goes_
         host.ask("install", program=all_but({SOCKETPAIR: KILL_PROCESS}).hex())
         error = refusal(host.pid)
         assert error.code is AttachCode.SECCOMP
-        assert (
-            "blocking calls that the agent makes, and killing the process for them: socketpair (KILL_PROCESS)"
-            in error.reason
-        )
+        assert "blocking calls that the agent makes by killing the process: socketpair (KILL_PROCESS)" in error.reason
         assert host.ask("nothing") is True
 
 

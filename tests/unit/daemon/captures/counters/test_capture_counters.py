@@ -357,7 +357,7 @@ def test_a_target_without_a_gpu_and_a_driver_that_tells_nothing_are_told(tmp_pat
     async def none(sampled: Sampled) -> None:
         await sampled.counters.begin(0)
         (warning,) = await sampled.first.collected(1000, 2000)
-        assert warning.endswith(f"so it is unknown which GPU process {FIRST} uses")
+        assert warning.endswith(f"so the GPU of process {FIRST} is unknown")
         await sampled.counters.ended()
         assert not sampled.capture.counters
 

@@ -310,7 +310,7 @@ def test_a_folder_that_ended_the_daemon_while_it_was_decoded_is_given_up_at_the_
     assert isinstance(error, DecodeError)
     assert error.code == "DECODE_FAILED"
     assert error.reason == (
-        "an earlier try ended the decoder or the daemon; gave up after 2 tries; "
+        "the decoder or the daemon ended during an earlier try; gave up after 2 tries; "
         f"the raw records are kept in {tmp_path}/good/raw"
     )
 

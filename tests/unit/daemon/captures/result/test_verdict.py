@@ -52,7 +52,7 @@ def test_a_partial_collection_without_records_has_failed() -> None:
 
 def test_a_failure_does_not_deny_the_records_that_the_counts_show() -> None:
     assert final(EXITED, recorded=False, dropped=0, made=1905).reason == (
-        "it ended; none of the 1,905 records made by then is from the window, so none is kept"
+        "it ended; none of the records made by then (1,905) is from the window, so none is kept"
     )
 
 

@@ -331,7 +331,7 @@ def test_a_recording_ends_with_its_longest_duration(reader: GpuReader, tmp_path:
         await recording._process.wait()
 
     result = recorded(reader, tmp_path, body, GPUS[:1], most_ns=1500 * MS)[GPUS[0]]
-    assert result.losses.reason.startswith("the power readings ended early: their maximum duration is over")
+    assert result.losses.reason.startswith("the power readings ended early: the maximum duration was reached")
 
 
 def test_a_full_file_ends_the_rows_of_its_gpu(reader: GpuReader, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_rows_of_one_trace_only_are_said_to_be_left_out() -> None:
     found = compared(of_steps([1.0] * 20), of_steps([1.0] * 20), extent(2.0))
     assert (len(found), found.notes[1]) == (
         0,
-        "1 rows have complete steps in only one of the traces: not compared",
+        "1 row not compared: only one of the traces has complete steps",
     )
 
 

@@ -141,7 +141,7 @@ def test_offsets_that_were_measured_are_applied_and_their_uncertainty_is_said() 
     assert set(found.values("skew_uncertainty_us")) == {70.0}
     assert found.notes == (
         "clocks are aligned to that of rank 0: 1 by the measured offsets",
-        "clocks of known uncertainty are within 70 µs of that of rank 0",
+        "clocks with known uncertainty are within 70 µs of that of rank 0",
     )
 
 
@@ -313,4 +313,4 @@ def test_collectives_of_one_rank_alone_are_no_measure_of_a_transfer() -> None:
     first = [*all_reduce(100, 15_000, 1), *all_reduce(20_000, 50, 2)]
     found = over(collective_summary, first, all_reduce(20_020, 30, 2))
     assert [(row["calls"], row["max_us"]) for row in found.rows()] == [(1, 30.0)]
-    assert "1 collectives appear on only one rank and are left out" in found.notes
+    assert "collectives recorded on only one rank are left out: 1" in found.notes

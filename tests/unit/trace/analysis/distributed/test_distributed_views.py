@@ -146,7 +146,7 @@ def test_the_plugin_has_no_view_if_ranks_differ_in_their_operators() -> None:
 def test_a_collective_outside_of_all_steps_is_told() -> None:
     outside = launched(KERNEL, 200, 210, 5, 9, stream=20, **nccl("allreduce", 10, [0, 1], 2))
     found = over(distributed_wait, [*RANK0, *outside], RANK1)
-    assert found.notes[-1] == "1 collectives ran outside all measured steps and are not counted"
+    assert found.notes[-1] == "collectives outside all measured steps are not counted: 1"
 
 
 def test_a_collective_that_was_launched_before_the_first_step_counts_in_the_step_in_which_it_runs() -> None:
@@ -218,7 +218,7 @@ def test_only_the_wanted_steps_count() -> None:
 def test_a_rank_alone_waits_for_nobody() -> None:
     found = over(stragglers, RANKS[0])
     assert found.values("candidate") == [False]
-    assert "no collective appears on more than one rank, so who waits for whom is unknown" in found.notes[-1]
+    assert "no collective appears on more than one rank, so it is unknown which rank waits for which" in found.notes[-1]
 
 
 def simulated(job: SimulatedJob) -> tuple[SimulatedRun, Result]:

@@ -47,7 +47,7 @@ def test_operators_that_take_longer_on_one_rank_are_a_slower_host() -> None:
     assert found.about == (
         "the same operators take 1.30 times as long on its host as on the other ranks (median over 10 operators): "
         "probably a slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs "
-        "there, compare clock speeds"
+        "there, and compare clock speeds"
     )
 
 

@@ -52,7 +52,7 @@ def test_a_late_rank_is_told_how_much_longer_the_same_operators_take_on_its_host
     assert slow_rows[0]["about"] == (
         "late: others wait for it, although it computes no longer than they do; the same operators take 1.30 times as "
         "long on its host as on the other ranks (median over 10 operators): probably a slower or shared core; pin each "
-        "rank to cores of its GPU's NUMA node, look for other programs there, compare clock speeds"
+        "rank to cores of its GPU's NUMA node, look for other programs there, and compare clock speeds"
     )
     assert sleeping_rows[0]["about"].endswith("longer than they do; check its host (view idle_causes)")
 
@@ -99,8 +99,8 @@ def test_what_ranks_may_leave_before_others_come_does_not_count() -> None:
     assert (len(found), found.notes) == (
         0,
         (
-            "1 collectives appear on several ranks, but none of them synchronises all ranks (broadcast), so who "
-            "waits for whom is unknown",
+            "1 collectives appear on several ranks, but none of them synchronises all ranks (broadcast), so it "
+            "is unknown which rank waits for which",
         ),
     )
     table = over(rank_table, *ranks)
@@ -170,7 +170,7 @@ def test_collectives_of_gloo_have_waits_and_what_is_not_known_is_no_zero() -> No
     assert over(rank_waits, gloo(0), gloo(400)).rows()[0]["where"] == "all_reduce"
     without = over(rank_table, [step(1, 0, 100)], [step(1, 0, 100)])
     assert without.values("waiting_us") == [None, None]
-    assert without.notes[-1] == f"{NO_COLLECTIVES}, so who waits for whom is unknown"
+    assert without.notes[-1] == f"{NO_COLLECTIVES}, so it is unknown which rank waits for which"
 
 
 def test_the_steps_over_ranks_have_their_spread_and_their_slowest_rank() -> None:
@@ -196,7 +196,10 @@ def test_ranks_that_count_their_steps_differently_are_matched_by_the_time() -> N
         ("42", 3, 1),
         ("43", 1, None),
     ]
-    note = "ranks number their steps differently; matched by time, these were renumbered like rank 0: 1 (-34)"
+    note = (
+        "ranks number their steps differently; steps are matched by time and have the numbers of rank 0 "
+        "(original offsets: -34 on rank 1)"
+    )
     assert found.notes == (note,)
     assert note in over(rank_table, *ranks).notes
 
@@ -215,7 +218,7 @@ def test_traces_without_anything_give_no_rows_that_say_something() -> None:
     assert len(over(rank_waits, [], [])) == 0
     found = over(rank_table, [], [])
     assert found.values("about") == [None, None]
-    assert "who waits for whom is unknown" in found.notes[-1]
+    assert "it is unknown which rank waits for which" in found.notes[-1]
 
 
 def test_a_straggler_whose_lateness_is_within_the_clocks_doubt_is_marked(ranks: list[list[Event]]) -> None:

@@ -99,7 +99,7 @@ def test_a_host_on_which_the_same_operators_take_longer_is_said_to_be_slower(ran
     assert row["about"].endswith(
         ": the same operators take 1.30 times as long on its host as on the other ranks (median over 10 operators): "
         "probably a slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs "
-        "there, compare clock speeds"
+        "there, and compare clock speeds"
     )
 
 
@@ -132,7 +132,7 @@ def test_windows_that_begin_at_different_collectives_give_the_same_answer() -> N
 def test_what_cannot_be_matched_predicts_nothing() -> None:
     found = predicted(simulate(fsdp(end={0: 0.4}, begin={1: 0.5})))
     assert len(found) == 0
-    assert "their times do not fit at any shift" in found.notes[0]
+    assert "no shift makes their times fit" in found.notes[0]
     all_reduce = launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 0, 10, 10, 1)
     alone = rank_what_if(context(all_reduce))
     assert (len(alone), alone.notes[-1]) == (
@@ -181,7 +181,7 @@ def test_collectives_on_the_host_bound_what_a_job_could_gain() -> None:
             "rank 0 never last",
             100.0,
             pytest.approx(100 / 3),
-            "upper bound: the others waited for it in 1 collectives, 100 µs on average",
+            "upper bound: the others waited for it in 1 collective, 100 µs on average",
         ),
         ("rank 1 never last", 0.0, 0.0, None),
     ]
@@ -248,8 +248,8 @@ def test_collectives_that_one_rank_alone_has_are_told() -> None:
                 )
         partials.append((rank, rank_what_if.partial(context(events, rank=rank))))
     assert (
-        "1 collectives have no counterpart on another rank: their durations stay as measured in every row, so savings "
-        "may be too low"
+        "1 collective without a counterpart on another rank: durations stay as measured in every row, so savings may "
+        "be too low"
     ) in rank_what_if.combine(partials).notes
 
 

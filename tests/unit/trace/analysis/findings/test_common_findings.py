@@ -40,7 +40,7 @@ from support.trace_files.traces import START_NS, target, trace
 Row = dict[str, Any]
 SLOW_CORE = (
     "Rank 1 probably runs on a slower or shared core (the same operators take 1.30 times as long on its host): pin "
-    "each rank to cores of its GPU's NUMA node, look for other programs there, compare clock speeds."
+    "each rank to cores of its GPU's NUMA node, look for other programs there, and compare clock speeds."
 )
 STEPS = 5
 FINDING = Finding(name="x", title="X", saving_ns=100 * US, advice="", evidence="")
@@ -240,7 +240,7 @@ def test_small_collectives_save_the_hosts_time_in_all_but_those_that_their_bytes
     (finding,) = found(collectives=30, elements=1_000)
     assert finding.title == "The GPU is idle while the host calls many small collectives, mostly all_reduce"
     assert finding.saving_ns == pytest.approx(STEPS * 29 * 50_000, rel=0.02)
-    assert finding.evidence.startswith("30 collectives of less than 4 MiB per step, 3.906 KiB on average")
+    assert finding.evidence.startswith("each step has 30 collectives smaller than 4 MiB (3.906 KiB on average)")
 
 
 @pytest.mark.parametrize(
@@ -339,10 +339,10 @@ def test_no_finding_saves_more_than_the_steps_take() -> None:
 def test_what_recording_cost_is_said() -> None:
     note = recording_note(program().context(step_ratio=1.25))
     assert note is not None
-    assert note.startswith("iterations took 1.25 times as long while they were recorded")
+    assert note.startswith("iterations took 1.25 times as long while recorded")
     note = recording_note(program().context(least_step_ratio=1.25))
     assert note is not None
-    assert note.startswith("iterations took at least 1.25 times as long while they were recorded")
+    assert note.startswith("iterations took at least 1.25 times as long while recorded")
     assert recording_note(several_gpus()) is None
 
 

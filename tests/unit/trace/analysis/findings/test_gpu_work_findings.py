@@ -444,7 +444,7 @@ def test_a_function_that_the_gpu_waits_for_costs_its_time() -> None:
     assert each.finding.where == "publish (/job/board.py:42)"
     assert (each.finding.replayed, each.finding.causes) == (True, CAUSES)
     assert each.finding.saving_ns == pytest.approx(PUBLISHED_STEPS * PERIOD_NS, rel=0.06)
-    assert each.finding.evidence.startswith("replayed without it, the steps take ")
+    assert each.finding.evidence.startswith("in a replay without it, the steps take ")
     assert {context.trace.strings[name] for name in each.names} == {PUBLISH}
 
 

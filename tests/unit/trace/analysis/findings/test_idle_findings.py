@@ -114,7 +114,7 @@ def test_the_native_code_around_a_function_that_it_calls_back_goes_with_it() -> 
     found = told()
     assert list(found) == [FUNCTION]
     assert found[FUNCTION].saving_ns == pytest.approx(STEPS * 10_000 * US, rel=0.02)
-    assert "in native code called by main (/job/train.py:9), which calls this function back" in found[FUNCTION].evidence
+    assert "in native code that main (/job/train.py:9) calls and that calls this function" in found[FUNCTION].evidence
 
 
 def test_what_the_caller_does_in_other_gaps_stays_its_own() -> None:
@@ -191,7 +191,7 @@ def loading(counters: dict[str, Any]) -> list[Finding]:
 @pytest.mark.parametrize(
     ("changed", "limit"),
     [
-        ({}, "1 of the host's 16 cores, all that this process is allowed to use"),
+        ({}, "1 of the host's 16 cores (CPU affinity)"),
         (
             {"usable_cores": 16, "quota_cores": 1.5, "quota_group": "/job"},
             "1.5 cores, the CPU quota of the control group /job",
@@ -203,7 +203,7 @@ def test_workers_that_wait_for_a_cpu_are_told_with_what_limits_them(changed: dic
     (finding,) = loading(counted(0.75, **changed))
     assert finding.title == f"Worker processes wait for a CPU: 2 busy processes share {limit}"
     assert finding.saving_ns == 75 * 99 * US // 100
-    assert "together, the processes had 0.5 cores, and waited for one in 75 %" in finding.evidence
+    assert "together, the processes used 0.5 cores, and waited for a CPU for 75 %" in finding.evidence
 
 
 def test_workers_that_have_their_cores_are_no_finding() -> None:
@@ -226,11 +226,10 @@ def launching(waited: int, **changed: Any) -> list[Finding]:
 def test_a_thread_that_launches_work_and_has_no_cpu_is_told() -> None:
     (finding,) = launching(4 * S // 10)
     assert finding.title == (
-        "The threads that launch work wait for a CPU: "
-        "they share 1 of the host's 16 cores, all that this process is allowed to use"
+        "The threads that launch work wait for a CPU: they share 1 of the host's 16 cores (CPU affinity)"
     )
     assert finding.saving_ns == 149 * US // 2  # until the launch
-    assert finding.evidence == "they had no CPU in 50 % of the time in which they could have run"
+    assert finding.evidence == "they had no CPU for 50 % of the time in which they could have run"
 
 
 def test_a_thread_that_has_its_cpu_is_not_told_for_what_others_wait() -> None:

@@ -75,7 +75,7 @@ def test_a_function_of_a_framework_that_does_different_things_at_two_places_is_t
     logs = [(*HOOKS, f"{SITE}trainers/hooks.py({number}): Log{number}.print") for number in range(30, 50)]
     findings = found(*logs, *[again] * 20)
     assert [(finding.title, finding.guess, finding.saving_ns // PERIOD_NS) for finding in findings] == [
-        (f"Hooks.call of trainers, {CALLED}, takes part of the step for work other than training", True, 20),
+        (f"Hooks.call of trainers, {CALLED}, spends part of the step on work other than training", True, 20),
         (f"Hooks.call of trainers, {CALLED}, writes logs", False, 20),
     ]
 
@@ -131,8 +131,8 @@ def test_what_a_framework_does_itself_beside_the_training_is_a_guess_and_told_on
     small = [(*FIT, f"{TRAINER}({number}): Trainer.part_{number}") for number in range(500, 520)]
     findings = found(*[(*FIT, own)] * 20, *small)
     assert [(finding.title, finding.guess, finding.saving_ns // PERIOD_NS) for finding in findings] == [
-        (f"Trainer.book_keeping of trainers, {CALLED}, takes part of the step for work other than training", True, 20),
-        (f"Trainer.fit of trainers, {CALLED}, takes part of the step for work other than training", True, 20),
+        (f"Trainer.book_keeping of trainers, {CALLED}, spends part of the step on work other than training", True, 20),
+        (f"Trainer.fit of trainers, {CALLED}, spends part of the step on work other than training", True, 20),
     ]
 
 
@@ -156,4 +156,4 @@ def test_a_library_that_the_programs_own_loop_calls_is_not_divided() -> None:
     own: list[Sample] = [*[(*MAIN, MODULE, LINEAR)] * 40, *[(*MAIN, BACKWARD)] * 30]
     inner = [(*save, SITE + "board/api.py(9): pack")] * 15 + [(*save, SITE + "board/api.py(19): send")] * 15
     (finding,) = user_code(sampled([*own, *inner]))
-    assert finding.title == f"publish of board, {CALLED}, takes part of the step, but does no training"
+    assert finding.title == f"publish of board, {CALLED}, takes up part of the step, but does no training"

@@ -137,7 +137,7 @@ def test_the_data_sets_function_with_most_of_the_time_is_named() -> None:
     stack = (*MAIN, LOADER, FETCH, "/job/data.py(3): Images.__getitem__", "/job/data.py(9): Images.read")
     (finding,) = found((stack, "idle"), (stack, "idle"))
     assert finding.name == "loading_in_the_step"
-    assert finding.title == "Data loading takes part of each step, mostly in Images.read (data.py:42)"
+    assert finding.title == "Data loading takes up part of each step, mostly in Images.read (data.py:42)"
     assert finding.saving_ns == 200_000_000
     assert "num_workers" in finding.advice
 

@@ -53,8 +53,8 @@ def test_a_thread_that_holds_the_gil_is_named() -> None:
     context = sampled([*[FORWARD] * 70, *[((*MAIN,), "waiting")] * 30], others=others, threads={2: "metrics"})
     (finding,) = gil(context)
     assert finding.title == (
-        "The training thread waits for Python's global lock (GIL), which crunch (/job/metrics.py:42) in thread metrics "
-        "holds"
+        "The training thread waits for Python's global interpreter lock (GIL), which crunch (/job/metrics.py:42) in "
+        "thread metrics holds"
     )
     assert finding.saving_ns == 30 * PERIOD_NS
 
@@ -349,7 +349,7 @@ def test_a_graph_that_is_run_backward_for_its_gradients_alone_is_found_at_its_ca
     samples: list[Sample] = [*[FORWARD] * 40, *[grad] * 30, *[(*MAIN, BACKWARD)] * 30]
     ops = [op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 70), *backward(7, 70, 100)]
     (finding,) = second_backward(sampled(samples, ops=ops))
-    assert finding.title == "log_norms (norms.py:5) runs backward through the graph again"
+    assert finding.title == "log_norms (norms.py:5) runs the graph's backward pass again"
     assert finding.saving_ns == 30 * PERIOD_NS
 
 

@@ -143,8 +143,8 @@ def test_without_any_training_each_function_is_told_for_what_it_does_itself() ->
     samples: list[Sample] = [*[(*main, "/job/a.py(1): load", crop)] * 50, *[(*main, "/job/b.py(3): fit")] * 30]
     findings = sorted(user_code(sampled([*samples, *[(*main, dumps)] * 20], steps=10)), key=lambda it: -it.saving_ns)
     assert [(finding.title, finding.saving_ns, finding.guess) for finding in findings] == [
-        ("crop (a.py:42) takes part of the time", 500_000_000, True),
-        ("fit (b.py:42) takes part of the time", 300_000_000, True),
+        ("crop (a.py:42) takes up part of the time", 500_000_000, True),
+        ("fit (b.py:42) takes up part of the time", 300_000_000, True),
         ("dumps, called in <module> (train.py:42), writes or reads JSON", 200_000_000, False),
     ]
 

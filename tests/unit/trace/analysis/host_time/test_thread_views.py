@@ -148,7 +148,7 @@ def test_child_processes_have_shares_of_the_time_in_which_they_were_seen(trace: 
 def test_waiting_for_cpus_is_noted(trace: Trace) -> None:
     (note,) = run_view("process_use", trace).notes
     assert note == (
-        "threads waited for a CPU in 29 % of the time in which they were ready to run: together with other "
+        "threads waited for a CPU for 29 % of the time in which they were ready to run: counting other "
         "processes, more threads were ready than 2 usable cores could run"
     )
 

@@ -71,6 +71,6 @@ def test_the_nth_range_belongs_to_the_nth_launch(hta: bool) -> None:
 
 def test_ranges_that_cannot_be_paired_are_told_of() -> None:
     result = find_view("counters_with_operators")(context([profiled("a", 1, cycles=1)]))
-    assert result.notes == ("1 profiled ranges cannot be matched with 0 calls of cudaLaunchKernel…",)
+    assert result.notes == ("1 profiled range cannot be matched with 0 calls of cudaLaunchKernel…",)
     result = find_view("counters_with_operators")(context([launch(1, 0)]))
     assert result.notes == ("the trace has no events of the category cuda_profiler_range",)

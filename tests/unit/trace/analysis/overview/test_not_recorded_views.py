@@ -96,7 +96,7 @@ def test_a_trace_keeps_what_was_requested_and_why_it_lacks_it_in_every_form(tmp_
 
 
 def test_stacks_are_recorded_by_default_so_that_their_absence_does_not_say_that_they_were_not_requested() -> None:
-    assert whys(Context(trace(OPS)))["Python stacks"] == "unknown: the trace does not say why it is missing"
+    assert whys(Context(trace(OPS)))["Python stacks"] == "unknown: the trace does not state why it is missing"
     assert whys(Context(trace(OPS, coverage=(covered(OP_TABLES),))))["Python stacks"] == "no source recorded it"
 
 
@@ -106,7 +106,7 @@ def test_a_trace_without_a_gpu_says_so_and_asks_for_nothing() -> None:
     assert found["GPU activities"] == NO_GPU
     assert [row["option"] for row in not_recorded(context).rows() if row["what"] == "GPU activities"] == [None]
     assert "calls of the runtime and driver" not in found  # they matter beside GPU activities
-    assert whys(Context(trace(OPS)))["GPU activities"] == "unknown: the trace does not say why it is missing"
+    assert whys(Context(trace(OPS)))["GPU activities"] == "unknown: the trace does not state why it is missing"
     gpus = covered((*GPU_TABLES, *API_TABLES))
     assert whys(Context(trace(OPS, coverage=(gpus,))))["GPU activities"] == "its source recorded, but delivered no data"
 
@@ -114,7 +114,7 @@ def test_a_trace_without_a_gpu_says_so_and_asks_for_nothing() -> None:
 def test_of_another_tool_s_trace_it_is_unknown_what_was_requested() -> None:
     events = [step(3, 0, 10), launch(1, 2), gpu("a", 5, 1, 1), op("aten::x", 0, 3)]
     (stacks,) = (row for row in not_recorded(context(events)).rows() if row["what"] == "Python stacks")
-    assert stacks["why"] == "unknown: the trace does not say whether it was requested"
+    assert stacks["why"] == "unknown: the trace does not state whether it was requested"
     assert stacks["option"] == "kinetoctl trace --with-stack"
     assert stacks["torch_profiler"] == "use torch.profiler.profile(with_stack=True)"
 

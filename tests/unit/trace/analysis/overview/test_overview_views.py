@@ -198,8 +198,8 @@ def test_without_a_complete_step_there_is_no_average_but_a_bound() -> None:
     (row,) = result.rows()
     assert (row["steps"], row["step_us"], row["kernel_pct"]) == (0, None, pytest.approx(100 / 6))
     assert result.notes == (
-        "no step is complete: the recording began or ended during steps 4, 5; a step takes at least 200 µs, the "
-        "longest part recorded; shares refer to the recorded parts",
+        "no step is complete: the recording began or ended during steps 4, 5. A step takes at least 200 µs (the "
+        "longest recorded part); shares refer to the recorded parts",
     )
     assert step_breakdown(cut_steps(False, False)).values("step") == ["4", "5"]
 

@@ -123,7 +123,7 @@ def test_a_graph_whose_end_is_missing_is_left_out_and_counted(tmp_path: Path) ->
 def test_without_graphs_there_are_no_tables_and_the_agents_reasons_are_warnings(tmp_path: Path) -> None:
     found, _ = decoded(tmp_path, b"", left_out={"no room\x07": 3, "bad": "number", "none": 0})
     assert (found.tables, found.warnings) == (
-        {}, ("operators of 3 captured CUDA graphs are unknown: no room\\x07",)
+        {}, ("the operators of 3 captured CUDA graphs are unknown: no room\\x07",)
     )  # fmt: skip
     assert decoded(tmp_path / "other", b"", left_out="text")[0].warnings == ()
 

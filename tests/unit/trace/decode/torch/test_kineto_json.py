@@ -128,7 +128,7 @@ def test_an_op_whose_arguments_cannot_be_read_keeps_name_and_times() -> None:
     trace, strings = decode(document(row("cpu_op", "a", "1.000", "1.000", '"Concrete Inputs": ["say "x""]')))
     assert names(trace.tables["cpu_op"], strings) == ["a"]
     assert trace.undecoded == 0
-    assert trace.warnings == ("1 ops have no arguments: what torch's profiler wrote there is not valid JSON",)
+    assert trace.warnings == ("1 op has no arguments: torch's profiler wrote invalid JSON there",)
 
 
 def test_a_row_that_cannot_be_read_is_counted_and_costs_no_other() -> None:
@@ -145,7 +145,7 @@ def test_a_document_that_is_cut_gives_what_is_there() -> None:
     trace, strings = decode(cut)
     assert names(trace.tables["cpu_op"], strings) == ["0", "1"]
     assert trace.undecoded == 1
-    assert trace.warnings == ("1 of the traces that torch's profiler wrote are truncated",)
+    assert trace.warnings == ("1 trace from torch's profiler is truncated",)
 
 
 def test_what_is_no_trace_at_all_is_counted() -> None:

@@ -144,8 +144,8 @@ def test_inputs_are_arguments_with_the_types_that_the_source_names(tmp_path: Pat
     assert '"Input type": ["double"]' in strings.strings[numbers[0]]
     assert numbers[1:] == [NO_STRING] * 3
     assert ops.warnings == (
-        "1 ops have no inputs: they could not be stored when they ran",
-        "1 descriptions of inputs could not be read",
+        "1 op has no inputs, because they could not be stored",
+        "1 description of inputs could not be read",
     )
 
 
@@ -167,7 +167,7 @@ def test_a_name_that_never_arrived_is_seen_and_counted(tmp_path: Path) -> None:
     strings = StringTable()
     ops = decoded(tmp_path, op(1, 2, 0xBEEF) + op(3, 4, 0xBEEF) + op(5, 6), strings=strings)
     assert strings.strings[column(ops, "cpu_op", "name")[0]] == "op with unknown name 0x000000000000beef"
-    assert ops.warnings == ("2 ops have no name: it could not be stored when they ran",)
+    assert ops.warnings == ("2 ops have no name, because it could not be stored",)
 
 
 def test_tensors_find_their_op_by_thread_and_number(tmp_path: Path) -> None:

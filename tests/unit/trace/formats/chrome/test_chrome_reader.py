@@ -320,7 +320,7 @@ def read(*rows: str, end: str = "]}") -> Trace:
         (b"{}", "it is an empty object"),
         (b'{"a":1,"b":[]}', "it has no traceEvents list; its members are a, b"),
         (b'{"traceEvents":null}', "it has no traceEvents list; its members are traceEvents"),
-        (b"[1,2]", "skipped 2 entries of the event list, at bytes 1, 3: not events"),
+        (b"[1,2]", "skipped 2 entries other than events in the event list, at bytes 1, 3"),
         (b'[{"a":1}]', "it is a list of objects that are not events"),
         (b'[{"ph":"X"', "the file is truncated in the middle of an event: 0 events were read"),
         (gzip.compress(b"[" + GOOD.encode(), mtime=0)[:40], "the compressed file is truncated"),
@@ -411,7 +411,7 @@ def test_each_of_many_such_events_in_a_row_is_read() -> None:
 
 def test_items_that_are_no_events_are_counted() -> None:
     trace = read(GOOD, "null", "[1,2]")
-    assert trace.notes == ("skipped 2 entries of the event list, at bytes 115, 121: not events",)
+    assert trace.notes == ("skipped 2 entries other than events in the event list, at bytes 115, 121",)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_items_that_are_no_events_are_counted() -> None:
 def test_names_that_are_no_json_are_mended(name: str, meant: str) -> None:
     trace = read(GOOD, named(name), GOOD)
     assert names(trace, "cpu_op") == ["good", meant, "good"]
-    assert trace.notes == ("1 event is not valid JSON (quotes, escapes, words): repaired",)
+    assert trace.notes == ("1 event was repaired: invalid JSON (quotes, escapes, words)",)
     assert trace.losses.undecoded == 0
 
 
@@ -468,7 +468,7 @@ def test_bytes_that_are_no_utf8_become_replacement_characters() -> None:
 
 def test_an_odd_base_is_told_of() -> None:
     trace = read(GOOD, end='],"baseTimeNanoseconds":"soon"}')
-    assert trace.notes == ("baseTimeNanoseconds is soon, so it is ignored: times are those in the events",)
+    assert trace.notes == ("baseTimeNanoseconds is ignored as invalid (soon): times are those in the events",)
     assert trace.table("cpu_op")["start"].tolist() == [1500]
 
 

@@ -98,7 +98,7 @@ def test_a_chrome_trace_comes_through_with_its_arguments_tracks_and_flows() -> N
     with TextSink(file) as sink:
         notes = write_perfetto(first, sink)
     again = read(file.getvalue())
-    assert notes == ("1 events of the phases b are kept in the file, but viewers do not show them",)
+    assert notes == ("kept in the file, but not shown by viewers: 1 event of the phases b",)
     for kind in ("cpu_op", "cuda_runtime", "kernel"):
         for name in ("start", "duration", "thread" if kind != "kernel" else "stream"):
             assert again.table(kind)[name].tolist() == first.table(kind)[name].tolist()
@@ -125,7 +125,7 @@ def test_track_events_of_other_programs_are_read_with_a_note() -> None:
     assert found.strings[op["inputs"][0]] == '"where":{"rank":3,"on":true},"sizes":[1,18446744073709551615]'
     assert [row["name"] for row in rows(found, "other")] == ["mark", "thread_name"]
     assert found.notes == (
-        "the Perfetto trace was written by another program: its times are in the clock of its track events",
+        "the Perfetto trace was written by another program: its times are on the clock of its track events",
     )
 
 
@@ -165,7 +165,7 @@ def test_ends_without_beginning_and_lost_names_are_counted() -> None:
     nameless = packet(number(8, 9_000), number(10, 1), data(11, number(9, 3) + number(11, 5) + number(10, 77)))
     found = read(end + foreign() + nameless)
     assert found.notes[:2] == (
-        "left out slice ends without a begin in the file: 1",
+        "slice ends without a beginning in the file, left out: 1",
         "names or times that refer to data missing from the file, shown as ?: 1",
     )
     assert rows(found, "other")[-1]["name"] == "?"

@@ -41,7 +41,7 @@ def test_an_arrow_of_the_file_is_drawn(
 
 def test_an_arrow_without_a_slice_at_its_end_is_told(tmp_path: Path) -> None:
     told = export_trace(load_events(CALL, WORK, *ends(HERE, THERE | {"ts": 90})), tmp_path / "t.pftrace")
-    assert told.notes == ("1 of 1 arrows have no slice at one of their ends: viewers do not show them",)
+    assert told.notes == ("1 of 1 arrows have no slice at one end, so viewers do not show them",)
 
 
 def test_an_arrow_goes_to_the_slice_that_begins_at_its_time(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_arrows_that_were_drawn_for_the_viewer_are_not_in_the_trace(tmp_path: Pa
     work = event("kernel", "k", 20, 5, args={"correlation": 7, "device": 0, "stream": 1})
     path = tmp_path / "trace.pftrace"
     told = export_trace(load_events(call, work), path)
-    assert told.notes == ("the file has no arrows: 1 were added by correlation and sequence numbers",)
+    assert told.notes == ("the file has no arrows; 1 were added from correlation and sequence numbers",)
     assert len(load_perfetto(path).table("flow")) == 0
 
 
