@@ -74,6 +74,7 @@ _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
         ("GET", "/live", live_page),
         ("GET", r"/live\.json", live_json),
         ("POST", "/live/trace", trace_form),
+        ("GET", "/live/trace", live_page),  # what a form that came back is refreshed from
         ("GET", "/live/stacks", stacks_page),
         ("GET", r"/live/stacks\.json", stacks_json),
         ("GET", "/sql", sql_page),

@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlencode
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.quantities import format_duration
@@ -15,7 +14,7 @@ from kineto_trace.store.upload_manifest import FLEET_LABEL
 from kinetoctl.base.value_types import parse_positive_duration_ns
 from kinetoctl.client import enum_names
 from kinetoctl.client.tracing import has_ended
-from kinetoctl.errors import CliError
+from kinetoctl.errors import CliError, UsageProblem
 from kinetoctl.options.trace_arguments import CAPTURE_ID
 from kinetoctl.output import units
 from kinetoctl.output.capture_progress import summed, time_text
@@ -243,16 +242,16 @@ class LiveRow(NamedTuple):
     cells: list[Cell]
 
 
-def live_page(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
-    """What `kinetoctl ps` lists; with all=1 what it lists with --all. duration: as typed, perhaps wrongly."""
-    every, failure, duration = _every(request), "", request.first("duration", DEFAULT_DURATION)
+def live_page(context: PageContext, request: WebRequest, session: WebSession, problem: str = "") -> WebAnswer:
+    """What `kinetoctl ps` lists; with all=1 what it lists with --all. problem: with the duration that was typed."""
+    every, failure = _every(request), ""
     found: HostsFound[pb.Process] = HostsFound([])
     try:
         found = context.daemons.processes(every=every)
     except CliError as exc:
         failure = with_help(exc)
     shown = shown_columns([each.item for each in found.items], PROCESSES, wide=False)
-    return render(
+    answer = render(
         "live.html",
         context,
         request,
@@ -273,11 +272,12 @@ def live_page(context: PageContext, request: WebRequest, session: WebSession) ->
         unanswered=found.unanswered,
         every=every,
         failure=failure,
-        duration=duration,
-        wrong=_duration_ns(duration) is None,
+        duration=request.first("duration", DEFAULT_DURATION),
+        problem=problem,
         command=context.command("ps", *(["--all"] if every else [])),
         json="/live.json" + ("?all=1" if every else ""),
     )
+    return replace(answer, status=HTTPStatus.BAD_REQUEST) if problem else answer
 
 
 def live_json(context: PageContext, request: WebRequest, _session: WebSession) -> WebAnswer:
@@ -286,24 +286,24 @@ def live_json(context: PageContext, request: WebRequest, _session: WebSession) -
     return hosts_answer(found, "processes", several=context.daemons.several)
 
 
-def trace_form(context: PageContext, request: WebRequest, _session: WebSession) -> WebAnswer:
+def trace_form(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
     """Starts a capture and shows it, or the form again. Raises WebError, and the client's errors."""
-    duration_ns = _duration_ns(request.first("duration"))
-    if duration_ns is None:
-        return redirect(f"/live?{urlencode({'duration': request.first('duration')})}")
+    try:
+        duration_ns = parse_positive_duration_ns(request.first("duration"))
+    except ValueError:
+        return live_page(context, request, session, "Use a duration such as 500ms, 5s or 1min")
     try:
         selector, at = named_process(request.first("pid"))
     except ValueError as exc:
         raise WebError(HTTPStatus.BAD_REQUEST, str(exc)) from exc
     spec = pb.CaptureSpec(selector=selector, duration_ns=duration_ns)
-    return redirect(f"/c/{context.daemons.create(at, spec).id}")
-
-
-def _duration_ns(text: str) -> int | None:
     try:
-        return parse_positive_duration_ns(text)
-    except ValueError:
-        return None
+        return redirect(f"/c/{context.daemons.create(at, spec).id}")
+    except UsageProblem as exc:
+        field, _, problem = str(exc).partition("spec.duration_ns: ")
+        if field or not problem:
+            raise
+        return live_page(context, request, session, problem)
 
 
 def _every(request: WebRequest) -> bool:

@@ -212,12 +212,36 @@ def test_a_duration_that_is_none_comes_back_in_its_field_with_what_to_write(
     server.profiler.processes = [process()]
     fields = {"pid": "4242", "duration": "for ever & a day", "form_secret": browser.form_secret("/live")}
     answer = browser.ask("/live/trace", "POST", fields)
-    assert answer.status == 303
-    again = browser.ask(answer.headers["Location"]).text
-    assert 'value="for ever &amp; a day"' in again and 'aria-invalid="true"' in again
-    assert 'role="alert">Use a duration such as 500ms, 5s or 1min<' in again
+    assert answer.status == 400
+    assert 'value="for ever &amp; a day"' in answer.text and 'aria-invalid="true"' in answer.text
+    assert 'role="alert">Use a duration such as 500ms, 5s or 1min<' in answer.text
     assert "for example 500ms" in browser.ask("/live").text
     assert not any(isinstance(each, pb.CreateCaptureRequest) for each in server.profiler.requests)
+
+
+def test_a_duration_that_is_too_long_comes_back_in_its_field_with_what_is_allowed(
+    server: FakeServer, browser: Browser
+) -> None:
+    server.profiler.processes = [process()]
+    limit = "2 h is longer than the 10 min that this daemon allows (kinetod --max-duration)"
+    server.profiler.created = Abort(grpc.StatusCode.INVALID_ARGUMENT, f"spec.duration_ns: {limit}", "INVALID_REQUEST")
+    fields = {"pid": "4242", "duration": "2h", "form_secret": browser.form_secret("/live")}
+    answer = browser.ask("/live/trace", "POST", fields)
+    assert answer.status == 400
+    assert 'value="2h"' in answer.text and 'aria-invalid="true"' in answer.text
+    assert f'role="alert">{limit}<' in answer.text and "spec." not in answer.text
+    assert 'value="4242" aria-label="Trace process 4242"' in answer.text
+    assert 'data-live="2000"' in browser.ask("/live/trace").text  # from which the list is refreshed
+
+
+def test_a_request_that_is_refused_for_another_reason_is_no_matter_of_the_duration(
+    server: FakeServer, browser: Browser
+) -> None:
+    server.profiler.processes = [process()]
+    server.profiler.created = Abort(grpc.StatusCode.INVALID_ARGUMENT, "spec.selector: is empty", "INVALID_REQUEST")
+    fields = {"pid": "4242", "duration": "2h", "form_secret": browser.form_secret("/live")}
+    answer = browser.ask("/live/trace", "POST", fields)
+    assert answer.status == 400 and "spec.selector: is empty" in answer.text and 'name="duration"' not in answer.text
 
 
 def test_a_pid_that_none_can_be_is_a_form_that_was_not_understood(server: FakeServer, browser: Browser) -> None:
