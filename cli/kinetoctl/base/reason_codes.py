@@ -9,6 +9,7 @@ from kinetoctl.errors import CliError, NotFound, UsageProblem
 
 _PLACES = (Path(__file__).parent / "data" / "errors.md", Path(__file__).parents[3] / "docs" / "errors.md")
 _CODE = re.compile(r"`([A-Z][A-Z0-9_]+…?)`")
+_VERDICTS = "Verdicts"  # how the headings of codes that end a trace begin
 _LINK = re.compile(r"\[([^]]+)]\([^)]+\)")
 
 
@@ -78,6 +79,12 @@ def explained(code: str) -> list[Explanation]:
 def is_explained(code: str) -> bool:
     """Whether the document says what to do about this code."""
     return any(row.code == code and row.remedy for row in explanations()) if code else False
+
+
+def remedy(code: str) -> str:
+    """What to do about a process whose verdict has this code; "" if the document does not say."""
+    rows = sorted(explanations(), key=lambda row: not row.where.startswith(_VERDICTS))  # a refused call has others
+    return next((row.remedy for row in rows if row.code == code), "")
 
 
 def advices(error: CliError) -> list[str]:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.base.reason_codes import advices, is_explained
+from kinetoctl.base.reason_codes import advices, is_explained, remedy
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, FleetProgress, HostRun, Rank, began_ns
 from kinetoctl.errors import CliError
@@ -177,12 +177,19 @@ def _open_lines(target: "pb.Target", paths: Mapping[str, Path]) -> Iterator[Line
         yield "", f"or `python -m torch.cuda._memory_viz trace_plot {snapshot} -o memory.html`"
 
 
-def target_lines(capture: "pb.Capture", target: "pb.Target", paths: Mapping[str, Path]) -> list[Line]:
-    """The lines about one target. paths: its verified files on this machine, by format."""
+def target_lines(
+    capture: "pb.Capture", target: "pb.Target", paths: Mapping[str, Path], *, remedies: bool = False
+) -> list[Line]:
+    """The lines about one target. paths: its verified files on this machine, by format.
+
+    remedies: says what to do, instead of which command says it.
+    """
     lines: list[Line] = []
     if target.reason:
         lines.append(("reason", f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason))
-        if is_explained(target.reason_code):
+        if remedies and (advice := remedy(target.reason_code)):
+            lines.append(("what to do", advice))
+        elif is_explained(target.reason_code):
             lines.append(("", f"run `kinetoctl explain {target.reason_code}` for advice"))
     if target.HasField("standing"):
         call = target.standing

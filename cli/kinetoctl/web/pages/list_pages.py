@@ -165,7 +165,7 @@ def target_facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[dict[str, Any]]:
             "name": " ".join(filter(None, (part.place.host, enum_names.target(target)))),
             "command": " ".join(target.process.command),
             "state": _state(target),
-            "lines": _grouped(target_lines(part.item, target, {})),
+            "lines": _grouped(target_lines(part.item, target, {}, remedies=True)),
         }
         for part in parts
         for target in part.item.targets

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kinetoctl import errors
-from kinetoctl.base.reason_codes import Explanation, advices, explanations
+from kinetoctl.base.reason_codes import Explanation, advices, explanations, remedy
 
 SOURCES = Path(errors.__file__).parent
 # What a remedy begins with, if not with a command: something to do.
@@ -51,6 +51,19 @@ def test_an_error_with_a_reason_code_ends_with_the_command_that_explains_it(code
         f"Run `kinetoctl explain {code}` for advice.",
         errors.Refused.help_text,
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("BUSY", "trace again once it has ended"),  # not that of a call which is refused
+        ("ATTACH_GONE", "trace a process that is still running: `kinetoctl ps` lists them"),
+        ("OF_A_NEWER_DAEMON", ""),
+        ("", ""),
+    ],
+)
+def test_the_remedy_is_that_of_a_verdict(code: str, text: str) -> None:
+    assert remedy(code) == text
 
 
 def test_an_error_with_an_unknown_reason_code_or_none_ends_with_the_advice_of_its_class() -> None:

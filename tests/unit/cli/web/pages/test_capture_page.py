@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats.trace_export import export_trace
+from kinetoctl.base.reason_codes import remedy
 from kinetoctl.web.pages.capture_page import OTHERS, QUESTIONS, answerable, grouped
 from support.service import captures
 from support.service.fake_profiler import FakeProfiler, serve
@@ -33,7 +34,8 @@ def test_a_capture_that_failed_shows_the_reason_and_the_remedy_and_no_views() ->
     profiler = FakeProfiler(stored=stored, pages=[pb.ListCapturesResponse()])
     with serve(profiler) as server, browsing(address=server.address) as browser:
         page = browser.ask("/c/c0ffee").text
-    assert "no answer for 15 s [AGENT_SILENT]" in page and "kinetoctl explain AGENT_SILENT" in page
+    assert "no answer for 15 s [AGENT_SILENT]" in page and "kinetoctl explain" not in page
+    assert f"<dt>what to do</dt><dd><div>{remedy('AGENT_SILENT')}</div></dd>" in page
     assert "This capture has no trace; the verdicts above say why." in page
     assert "/c/c0ffee/view/" not in page and "What to change" not in page
 
