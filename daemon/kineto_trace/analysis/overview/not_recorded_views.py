@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kineto_trace.analysis.counters.sampled_counters import sampled_counters
 from kineto_trace.analysis.host_time.operator_views import SHAPES
 from kineto_trace.analysis.kernels.precision_views import CATEGORY
+from kineto_trace.analysis.overview.counter_series_views import counter_series
 from kineto_trace.arrays.id_sets import distinct
 from kineto_trace.base.quantities import format_duration, format_ranges
 from kineto_trace.model.activity_tables import table_of
@@ -211,10 +213,12 @@ def _uncovered(each: SourceCoverage, start_ns: int, end_ns: int) -> Iterator[Mis
 def _missing(context: Context) -> Iterator[MissingPart]:
     ours = bool(context.trace.target.capture_id)
     for part in PARTS:
+        if not part.option:
+            continue
         found = part.find(context)
         # without operators, missing shapes are no loss of their own
         concerns = not part.of or any(len(context.trace.table(kind)) for kind in part.of)
-        if part.option and part.is_present(found) is False and concerns:
+        if part.is_present(found) is False and concerns:
             why = _why(part, found, context.trace)
             no_steps, no_gpu = part.name == STEPS and not found.rows, why == _NO_GPU_USED
             useless = _refusal(part, context.trace.target) or no_steps or no_gpu
@@ -334,6 +338,23 @@ def _ranges(context: Context) -> PartRows:
     other, names = context.trace.table("other"), context.trace.strings
     wanted = np.array([*(text == CATEGORY for text in names), False], np.bool_)
     count = int(np.count_nonzero(wanted[other["category"]]))
+    return PartRows(count, count)
+
+
+def _counters(context: Context) -> PartRows:
+    count = sum(len(series.time) for series in counter_series(context))
+    return PartRows(count, count)
+
+
+def _hardware_counters(context: Context) -> PartRows:
+    count = sum(map(len, context.get(sampled_counters)))
+    return PartRows(count, count)
+
+
+def _events(context: Context) -> PartRows:
+    other = context.trace.table("other")
+    named = int(np.count_nonzero(other["phase"] == ord("M"))) if len(other) else 0  # processes and threads
+    count = sum(map(len, context.trace.tables.values())) - named
     return PartRows(count, count)
 
 
@@ -542,6 +563,29 @@ PARTS = (
         "kinetod does not record the ranges of CUPTI's range profiler",
         _ranges,
         of_some=True,
+    ),
+    TracePart(
+        "counters",
+        "counters over time",
+        "kinetod records the Linux kernel's counters; a file can have its own",
+        _DEFAULT,
+        _counters,
+        of_some=True,
+    ),
+    TracePart(
+        "hardware counters",
+        "how busy the GPU's units and links were, roofline",
+        "kinetod records hardware counters",
+        f"{_TRACE} --counters",
+        _hardware_counters,
+        of_some=True,
+    ),
+    TracePart(
+        "events",
+        "all views",
+        "record any activity",
+        f"{_DEFAULT}, while the process works",
+        _events,
     ),
     TracePart(
         "rank",

@@ -48,6 +48,23 @@ def test_collectives_without_arguments_are_missing_them() -> None:
     assert ("arguments of collectives", 50) in found
 
 
+@pytest.mark.parametrize(
+    ("tables", "counts"),
+    [
+        ({"counter": [{"name": "SM active [%]", "duration": 9, "value": 50.0}]}, (2, 1, 1)),  # a sample has two ends
+        ({"kernel": [{"name": "gemm", "duration": 9}]}, (0, 0, 1)),
+        ({"other": [{"name": "process_name", "phase": ord("M")}]}, (0, 0, 0)),
+        ({"other": [{"name": "mark", "phase": ord("i")}]}, (0, 0, 1)),
+    ],
+)
+def test_counters_and_events_are_counted_and_the_names_of_processes_are_none(
+    tables: dict[str, Any], counts: tuple[int, int, int]
+) -> None:
+    found = {row["part"]: row for row in find_view("validate")(Context(trace(tables))).rows()}
+    assert tuple(found[part]["rows"] for part in ("counters", "hardware counters", "events")) == counts
+    assert (found["counters"]["advice"], found["events"]["ok"]) == (None, counts[2] > 0)
+
+
 def test_arguments_of_a_wrong_type_have_a_row() -> None:
     strange = event("kernel", "a", 0, 1, 0, 7, **{"stream": "seven", "Group size": "8"})
     found = find_view("validate")(context([strange, gpu("b", 3, 1, 2)])).rows()[-2:]
