@@ -168,12 +168,14 @@ class TraceJobs:
     ) -> list[dict[str, Any]]:
         """What the page of a capture begins with, in one value: texts, and a document for each table.
 
+        lacking: the parts of a trace (view validate) that none of the traces has.
         base, base_rank: as for views; then `compared` has the views that COMPARED_FIRST names.
         """
         sources = self._sources(paths, None)
         runs = find_runs(sources)
         sources = sources if runs is None else [runs.newest]
-        found = first_screen(self._combined(first_requests(len(sources)), sources), len(sources))
+        results = self._combined([*first_requests(len(sources)), Request(view="validate")], sources)
+        found, parts = first_screen(results, len(sources)), results[-1].rows()
         return [
             {
                 "facts": found.facts,
@@ -187,6 +189,9 @@ class TraceJobs:
                 else [],
                 "findings": _document(found.findings, "", MAX_ROWS),
                 "missing": _document(found.missing, "", MAX_ROWS),
+                "lacking": sorted(
+                    {row["part"] for row in parts} - {row["part"] for row in parts if row["complete_pct"]}
+                ),
             }
         ]
 

@@ -33,17 +33,39 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 OTHERS = "Others"
 # What most people ask first: the link, its place below the capture, the question that it answers, and the parts of a
-# trace (view not_recorded) without all of which it has nothing to show.
+# trace (view validate) without all of which it has nothing to show.
 QUESTIONS = (
-    ("Step time", "view/time_causes", "Where does the time of a step go?", ()),
+    ("Step time", "view/time_causes", "Where does the time of a step go?", ("step time",)),
     ("Kernels", "view/kernels", "Which kernels take the GPU's time?", ("GPU activities",)),
     ("Idle GPU", "view/idle_causes", "Is the GPU waiting, and for what?", ("GPU activities",)),
     ("Memory", "memory", "What is in the GPU's memory, and what allocated it?", ("allocations",)),
     ("Ranks", "ranks", "Which rank is slow, and which ones wait for it?", ("ranks",)),
-    ("Timeline", "timeline", "What happens when, on which thread and stream?", ()),
+    ("Timeline", "timeline", "What happens when, on which thread and stream?", ("events",)),
     ("Flame graphs", "flame", "Which operators and Python functions take the time?", ("operators", "Python stacks")),
-    ("Counters", "counters", "How were the CPUs, the memory and the GPUs' units used?", ()),
+    ("Counters", "counters", "How were the CPUs, the memory and the GPUs' units used?", ("counters",)),
 )
+# The same parts for the other views, whose names begin with one of the words; the first one counts.
+NEEDS: Sequence[tuple[tuple[str, ...], tuple[str, ...]]] = (
+    (("hardware counters",), ("annotation_counters", "collective_counters", "counter_curves", "gpu_clocks",
+                              "gpu_counters", "kernel_counters", "module_counters", "op_counters", "roofline",
+                              "step_counters", "throttling")),
+    (("profiled ranges",), ("counters_with_operators",)),
+    (("counters",), ("counter", "process_use", "thread_times", "child_processes")),
+    (("counters", "Python stacks"), ("threads",)),
+    (("launches of GPU activities",), ("blocked", "launch_stats", "op_kernel_delay", "queue_length")),
+    (("GPU activities",), ("comm_comp", "cuda_graphs", "distributed_devices", "frequent", "gpu", "graph", "idle",
+                           "kernel", "memory_bandwidth", "sm_", "temporal")),
+    (("allocations",), ("memory",)),
+    (("GPU activities", "operators"), ("collective", "distributed_ops", "flops", "hlo_ops")),
+    (("operators",), ("operator", "tensors")),
+    (("operators", "annotations", "Python stacks"), ("call_tree", "flame_graph", "modules")),
+    (("annotations",), ("annotation",)),
+    (("Python stacks",), ("hot_lines", "python")),
+    (("ranks",), ("rank_waits", "rank_what_if")),
+    (("step time",), ("time_causes", "rank_time_causes")),
+    (("events",), ("event_selection", "profiler_steps", "rank_steps", "recommendations", "step_breakdown",
+                   "step_spread")),
+)  # fmt: skip
 
 
 def capture_page(context: PageContext, request: WebRequest, session: WebSession, capture_id: str) -> WebAnswer:
@@ -60,8 +82,8 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
     )
     catalog = ask(lambda: context.catalog(WAIT_S))
     first = asked.documents[0] if asked.documents else None
-    name = context.name(capture_id)
-    groups = [] if unfinished else grouped(catalog.documents)
+    name, reasons = context.name(capture_id), nothing_because(first)
+    groups = [] if unfinished else grouped(catalog.documents, reasons)
     return render(
         "capture.html",
         context,
@@ -76,7 +98,7 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         asked=asked,
         first=first,
         **({"bases": []} if unfinished else baseline_values(context, capture_id, baseline, ranks)),
-        questions=answerable(first),
+        questions=[(*question, _why(needs, reasons)) for *question, needs in QUESTIONS],
         groups=groups,
         count=sum(len(views) for _, views in groups),
         command=comparison_command(context, capture_id, baseline, COMPARED_FIRST)
@@ -90,18 +112,24 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
     )
 
 
-def answerable(first: Mapping[str, Any] | None) -> list[tuple[str, str, str, str]]:
-    """Label, place and question of each of QUESTIONS, and why the trace cannot answer it; "" if it can, or may."""
-    if first is None or first["several"]:
-        return [(label, place, question, "") for label, place, question, _ in QUESTIONS]
-    reasons = {"ranks": "only one process was recorded"}
+def nothing_because(first: Mapping[str, Any] | None) -> dict[str, str]:
+    """The parts that the traces lack, each with the reason; empty while that is not known."""
+    if first is None:
+        return {}
+    reasons = {part: f"no {part}" for part in first["lacking"]}
     for row in first["missing"]["rows"]:
-        if row["hides"]:  # other rows are about losses
-            reasons[row["what"]] = f"no {row['what']}: {row['why']}"
-    return [
-        (label, place, question, reasons[needs[0]] if needs and all(part in reasons for part in needs) else "")
-        for label, place, question, needs in QUESTIONS
-    ]
+        if reasons.get(row["what"]) == f"no {row['what']}":  # else a part of it was lost, or ranks have several reasons
+            reasons[row["what"]] += f": {row['why']}"
+    if not first["several"]:
+        reasons["ranks"] = "only one process was recorded"
+    if not first["time"]["rows"] and not first["time"].get("failure"):
+        reasons["step time"] = "; ".join(first["time"]["notes"])
+    return reasons
+
+
+def _why(needs: Sequence[str], reasons: Mapping[str, str]) -> str:
+    """Why there is nothing to show: the reason of the first part; "" if one of the parts is there."""
+    return reasons[needs[0]] if needs and all(part in reasons for part in needs) else ""
 
 
 def stop_form(context: PageContext, _request: WebRequest, _session: WebSession, capture_id: str) -> WebAnswer:
@@ -127,14 +155,26 @@ def _facts(first: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [(label, text) for label, text in first["facts"]] if first else []
 
 
-def grouped(catalog: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[dict[str, str]]]]:
-    """The views by group, in the order of its words, each with its name and the first sentence of its description."""
+def grouped(catalog: Sequence[Mapping[str, Any]], reasons: Mapping[str, str]) -> list[tuple[str, list[dict[str, str]]]]:
+    """The views by group, in the order of its words, each with its name and the first sentence of its description.
+
+    reasons: of nothing_because, for `why` a view has nothing to show.
+    """
     groups: dict[str, list[dict[str, str]]] = {name: [] for name in (*GROUPS, OTHERS)}
     for view in sorted(catalog, key=lambda view: (_place(view["name"]), str(view["name"]))):
         groups[_place(view["name"])[0]].append(
-            {"name": view["name"], "about": view_sentence(view["name"], view["description"])}
+            {
+                "name": view["name"],
+                "about": view_sentence(view["name"], view["description"]),
+                "why": _why(needs_of(view["name"]), reasons),
+            }
         )
     return [(name, views) for name, views in groups.items() if views]
+
+
+def needs_of(name: str) -> tuple[str, ...]:
+    """The parts of a trace without all of which this view is empty; none if it never is, or that is not known."""
+    return next((parts for parts, words in NEEDS if name.startswith(words)), ())
 
 
 def _place(name: str) -> tuple[str, int]:

@@ -2,23 +2,34 @@
 
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace import run_view
+from kineto_trace.analysis.overview.not_recorded_views import PARTS
+from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.formats.trace_export import export_trace
+from kineto_trace.model.context import Context
+from kineto_trace.store.parquet_folder import save_columns
 from kinetoctl.base.reason_codes import remedy
-from kinetoctl.web.pages.capture_page import OTHERS, QUESTIONS, answerable, grouped
+from kinetoctl.web.analyses.trace_jobs import TraceJobs
+from kinetoctl.web.pages.capture_page import NEEDS, OTHERS, QUESTIONS, grouped, needs_of, nothing_because
 from support.service import captures
 from support.service.fake_profiler import FakeProfiler, serve
 from support.trace_files.sampled_stacks import LOADER, MAIN, sampled_trace
+from support.trace_files.traces import target, trace
 from support.web.browsing import browsing
+
+GREY = re.compile(r'class="nothing"><a href="[^"]*">([^<]*)<')
 
 
 def test_views_are_in_the_order_of_their_groups_words_whatever_order_they_were_registered_in() -> None:
     names = ["call_tree", "roofline", "operators_of_mine", "new", "operators", "counters_by_kernel", "modules"]
     for order in (names, names[::-1]):
-        found = grouped([{"name": name, "description": f"About {name}."} for name in order])
+        found = grouped([{"name": name, "description": f"About {name}."} for name in order], {})
         assert [(group, [view["name"] for view in views]) for group, views in found] == [
             ("GPU", ["counters_by_kernel", "roofline"]),
             ("Host and Python", ["operators", "operators_of_mine", "modules", "call_tree"]),
@@ -86,13 +97,83 @@ def test_what_a_trace_cannot_answer_says_why(tmp_path: Path) -> None:
     with browsing([tmp_path / "trace.json.gz"]) as browser:
         (trace_id,) = re.findall(r'href="/c/(\w+)"', browser.ask("/").text)
         page = browser.shown(f"/c/{trace_id}").text
-    assert sorted(label for label in re.findall(r'class="nothing"><a href="[^"]*">([^<]*)<', page)) == [
-        "Idle GPU", "Kernels", "Memory", "Ranks",
-    ]  # fmt: skip
+    asked, searched = page.split("<details>")[-2:]
+    assert GREY.findall(asked.rpartition('id="views"')[2]) == ["Kernels", "Idle GPU", "Memory", "Ranks", "Counters"]
     assert "Is the GPU waiting, and for what? Nothing here: no GPU activities: " in page
     assert "Nothing here: only one process was recorded." in page
+    assert {"Kernels by operator", "Memory events", "Roofline"} <= set(GREY.findall(searched))
+    assert {"Python samples", "Overview", "Findings", "Call tree"}.isdisjoint(GREY.findall(searched))
 
 
-def test_all_questions_of_a_job_are_offered() -> None:
-    assert [why for *_, why in answerable({"several": True, "missing": {"rows": []}})] == [""] * len(QUESTIONS)
-    assert [why for *_, why in answerable(None)] == [""] * len(QUESTIONS)
+KERNEL = {"name": "k", "start": 0, "duration": 500_000, "device": 0, "stream": 7, "correlation": 1}
+CALL = {"name": "cudaLaunchKernel", "start": 0, "duration": 10, "thread": 1, "correlation": 1}
+OPERATOR = {"name": "aten::mm", "start": 0, "duration": 100_000, "thread": 1, "finished": 1}
+SAMPLE = {
+    "name": "SM active [%]",
+    "metric": "sm__active",
+    "unit": "%",
+    "start": 0,
+    "duration": 1_000_000,
+    "value": 50.0,
+}
+TABLES: Mapping[str, Any] = {
+    "nothing": {},
+    "kernels": {"kernel": [KERNEL, {**KERNEL, "start": 700_000}]},
+    "launches": {"kernel": [KERNEL], "cuda_runtime": [CALL]},
+    "copies": {"gpu_memcpy": [{**KERNEL, "bytes": 4096}]},
+    "calls": {"cuda_runtime": [CALL]},
+    "operators": {"cpu_op": [OPERATOR]},
+    "collectives of the host": {"cpu_op": [{**OPERATOR, "name": "gloo:all_reduce"}]},
+    "Python": {"python_function": [{**OPERATOR, "name": "a.py(1): f"}]},
+    "annotations": {"user_annotation": [OPERATOR]},
+    "hardware counters": {"counter": [SAMPLE]},
+}
+
+
+def written(folder: Path, *traces: Mapping[str, Any]) -> list[str]:
+    """The paths of traces with these tables, as those of one job."""
+    for rank, tables in enumerate(traces):
+        save_columns(trace(tables, target=target(rank=rank, world_size=len(traces))), folder / f"rank{rank}.kineto")
+    return [str(folder / f"rank{rank}.kineto") for rank in range(len(traces))]
+
+
+def answered(label: str, reasons: Mapping[str, str]) -> bool:
+    """Whether the question is offered."""
+    (needs,) = (needs for name, _, _, needs in QUESTIONS if name == label)
+    return not all(part in reasons for part in needs)
+
+
+@pytest.mark.parametrize("tables", TABLES.values(), ids=TABLES)
+def test_a_view_that_is_grey_has_no_rows(tmp_path: Path, tables: Mapping[str, Any]) -> None:
+    (first,) = TraceJobs().first_screen(written(tmp_path, tables))
+    groups = grouped([{"name": name, "description": "x"} for name in VIEWS], nothing_because(first))
+    grey = [view["name"] for _, views in groups for view in views if view["why"]]
+    results = {name: run_view(name, Context(trace(tables))) for name in grey}
+    assert [name for name, result in results.items() if len(result)] == []
+    assert len(grey) > 20
+
+
+def test_a_job_cannot_answer_what_none_of_its_ranks_recorded(tmp_path: Path) -> None:
+    (first,) = TraceJobs().first_screen(written(tmp_path, TABLES["operators"], TABLES["launches"]))
+    reasons = nothing_because(first)
+    assert [label for label, *_ in QUESTIONS if not answered(label, reasons)] == ["Memory", "Counters"]
+    assert reasons["allocations"] == "no allocations: not requested" and reasons["counters"] == "no counters"
+
+
+def test_an_empty_trace_cannot_answer_anything(tmp_path: Path) -> None:
+    (first,) = TraceJobs().first_screen(written(tmp_path, {}))
+    reasons = nothing_because(first)
+    assert [label for label, *_ in QUESTIONS if answered(label, reasons)] == []
+    assert reasons["step time"] == "the trace has no GPU activity" and reasons["events"] == "no events"
+
+
+def test_nothing_is_grey_before_the_trace_was_read() -> None:
+    assert nothing_because(None) == {}
+
+
+def test_every_word_of_what_views_need_begins_the_name_of_a_view() -> None:
+    words = [(parts, word) for parts, words in NEEDS for word in words]
+    assert [
+        word for parts, word in words if not any(needs_of(name) == parts and name.startswith(word) for name in VIEWS)
+    ] == []
+    assert {part for parts, _ in words for part in parts} <= {*(part.name for part in PARTS), "ranks", "step time"}
