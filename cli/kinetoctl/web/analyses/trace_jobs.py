@@ -79,6 +79,7 @@ SNAPSHOT_VIEWS = ("snapshot_devices", "snapshot_stacks", "snapshot_ooms", "snaps
 BLOCKS = "snapshot_blocks"  # of the chosen segment
 MAX_FRAMES = 200  # of a block
 MAX_MARKS = 100  # in a curve
+_OF_THE_UI = (Form.CHROME, Form.PERFETTO)  # which it reads as they are
 _PLACE = re.compile(r"([0-9]{1,4})-0x([0-9a-f]{1,16})")  # device and address
 
 
@@ -293,19 +294,20 @@ class TraceJobs:
             start, end = span or with_margin(*longest(context.trace, name))
             write_timeline(context, Path(target), (start, end), tracks=tracks)
             return {"path": target}
-        form, focus = detect(source.path), None
-        if form is Form.PERFETTO or (form is Form.CHROME and not tracks):
+        form, focus, added = detect(source.path), None, False
+        if form in _OF_THE_UI and not tracks:
             return {"path": str(source.path)}
         try:
             context = self._context(source)
-            added, focus = write_timeline(context, Path(target), None, tracks=tracks), asdict(focus_of(context))
+            focus = asdict(focus_of(context, perfetto=form is Form.PERFETTO))
+            if form is not Form.PERFETTO:
+                added = write_timeline(context, Path(target), None, tracks=tracks)
         except (TraceError, MemoryError) as exc:
-            if form is not Form.CHROME:
+            if form not in _OF_THE_UI:
                 raise
             if isinstance(exc, MemoryError):
                 self.forget()
-            added = False
-        return {"path": target if added or form is not Form.CHROME else str(source.path), "focus": focus}
+        return {"path": target if added or form not in _OF_THE_UI else str(source.path), "focus": focus}
 
     def flame(
         self,

@@ -69,14 +69,25 @@ def test_a_viewer_first_shows_two_steps_in_the_middle_and_what_trains(tmp_path: 
     found = focus_of(Context(shown))
     events = {each["name"]: each for each in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
     first, second = (events[f"ProfilerStep#{n}"] for n in (1, 2))
-    assert found.start_s == pytest.approx(first["ts"] / 1e6, abs=1e-9)
-    assert found.end_s == pytest.approx((second["ts"] + second["dur"]) / 1e6, abs=1e-9)
-    assert found.tracks == ["thread 7 (", "stream 20 "]
+    assert found.start_ns == pytest.approx(first["ts"] * 1e3, abs=1)
+    assert found.end_ns == pytest.approx((second["ts"] + second["dur"]) * 1e3, abs=1)
+    assert found.tracks == ["thread 7", "stream 20"]
+
+
+def test_a_viewer_of_a_perfetto_file_shows_the_same_by_its_clock_and_names(tmp_path: Path) -> None:
+    steps = [
+        {"name": f"ProfilerStep#{n}", "start": 10_000 * n, "duration": 9_000, "thread": 7, "finished": 1, "inputs": -1}
+        for n in range(5)
+    ]  # fmt: skip
+    export_trace(trace({"cpu_op": steps, "kernel": [{"name": "gemm", "stream": 20}]}), tmp_path / "read.pftrace")
+    found = focus_of(Context(open_trace(tmp_path / "read.pftrace")), perfetto=True)
+    assert (found.start_ns - START_NS, found.end_ns - START_NS) == (10_000, 29_000)
+    assert found.tracks == ["thread 7", "python 7", "stream 20"]
 
 
 def test_a_trace_without_steps_is_shown_as_a_whole() -> None:
     found = focus_of(Context(made()))
-    assert (found.start_s, found.end_s, found.tracks) == (0.0, 0.0, ["stream 0 "])
+    assert (found.start_ns, found.end_ns, found.tracks) == (0, 0, ["stream 0"])
 
 
 def test_the_longest_activity_of_a_name_is_found() -> None:
