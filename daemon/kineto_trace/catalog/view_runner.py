@@ -38,7 +38,7 @@ from kineto_trace.base.quantities import format_ranges, free_memory, memory_erro
 from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import Trace
+from kineto_trace.model.trace import TRUNCATED, Trace
 from kineto_trace.open.remote_traces import needed_bytes, open_remote
 from kineto_trace.open.trace_discovery import Source, find_traces, rank_notes
 from kineto_trace.open.trace_opener import open_trace
@@ -54,6 +54,26 @@ MEMORY_RATIO = 1.5  # bytes in memory for a byte of JSON while it is read
 NO_MEMORY = "not enough memory"  # what the error of a contribution begins with
 MANY_RANKS = 4  # that have the same note
 WORKERS_S = 10.0  # that a cluster may take to have a first worker
+
+# Shares of the steps, and what follows from them: without rows for a truncated file, which may lack whole kinds of
+# activities. Figures of other tools are as those have them.
+OF_WHOLE_TRACES = frozenset(
+    {
+        "time_causes",
+        "rank_time_causes",
+        "findings",
+        "recommendations",
+        "overview",
+        "step_breakdown",
+        "step_phases",
+        "idle_causes",
+        "ranks",
+        "rank_what_if",
+        "rank_waits",
+        "step_spread",
+    }
+)
+UNCERTAIN = "not shown: whole kinds of activities may be missing in a truncated file, so its shares would be wrong"
 
 T = TypeVar("T")
 Paths = str | PathLike[str] | Source
@@ -109,7 +129,9 @@ def run_view(
     request = Request(view=view, compat=_compat(compat), options=options)
     if isinstance(sources, (Context, Trace)):
         context = sources if isinstance(sources, Context) else Context(sources)
-        return _with_notes(find_view(view)(context, **request.keywords()), context.trace.remarks)
+        result = find_view(view)(context, **request.keywords())
+        uncertain = _needs_all(request) and context.trace.is_truncated
+        return _with_notes(_uncertain(result) if uncertain else result, context.trace.remarks)
     return run_views([request], sources, executor=executor)[0]
 
 
@@ -320,14 +342,26 @@ def _combined(request: Request, place: int, contributions: Sequence[Contribution
         if len(texts) == 1:
             raise FileError(texts[0])
         raise FileError(f"view {request.view} failed on all {len(texts)} traces; the first error: {texts[0]}")
-    partials = [(entry.source.rank, entry.values[place]) for entry in there]
-    result = view.combine(partials, **request.keywords())
-    notes = [
-        f"rank {entry.source.rank} is missing: {text}" for entry, text in zip(missing, texts, strict=True)
-    ] + rank_notes([entry.source for entry in there])
+    cut = [_needs_all(request) and any(note.startswith(TRUNCATED) for note in entry.notes) for entry in there]
+    kept = [entry for entry, is_cut in zip(there, cut, strict=True) if not is_cut]
+    result = view.combine([(entry.source.rank, entry.values[place]) for entry in kept or there], **request.keywords())
+    result = result if kept else _uncertain(result)
+    uncertain = [entry for entry, is_cut in zip(there, cut, strict=True) if is_cut and kept]
+    notes = [f"rank {entry.source.rank}: {UNCERTAIN}" for entry in uncertain]
+    notes += [f"rank {entry.source.rank} is missing: {text}" for entry, text in zip(missing, texts, strict=True)]
+    notes += rank_notes([entry.source for entry in there])
     for entry in there:
         notes += [note if len(contributions) == 1 else f"rank {entry.source.rank}: {note}" for note in entry.notes]
     return _with_notes(result, notes)
+
+
+def _needs_all(request: Request) -> bool:
+    return request.view in OF_WHOLE_TRACES and request.compat == Compat.NONE
+
+
+def _uncertain(result: Result) -> Result:
+    """Returns the result without rows, and the reason."""
+    return replace(result, table=result.table.slice(0, 0), notes=(UNCERTAIN,))
 
 
 def _without(entry: Contribution, place: int) -> str:

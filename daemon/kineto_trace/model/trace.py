@@ -252,6 +252,11 @@ class Trace:
             found.append("the end of the recording was cut off")
         return tuple(found)
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether its file ended before its last activity, so that whole kinds of activities may be missing."""
+        return any(note.startswith(TRUNCATED) for note in self.notes)
+
     def __repr__(self) -> str:
         return trace_text(self)
 

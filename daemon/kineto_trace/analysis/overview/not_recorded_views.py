@@ -39,13 +39,11 @@ ENOUGH = 98.0  # % of rows: those at the edges of a recording always lack someth
 STEPS = "training steps"
 _PROFILER = "torch.profiler.profile"
 _TRACE = "kinetoctl trace"
+_DEFAULT = f"{_TRACE} with its defaults"
 _CALLS = "record cuda_runtime and cuda_driver activities"
-_OUR_CALLS = (
-    f"{_TRACE} without --activities, or with cuda_runtime and cuda_driver among them, while no other profiler is active"
-)
+_OUR_CALLS = f"{_DEFAULT}, or cuda_runtime and cuda_driver named in --activities, while no other profiler is active"
 _QUEUED = "work that was queued before the trace began has no launch in the trace"
-_DEFAULT = f"{_TRACE} without --activities"
-_OUR_OPS = f"{_TRACE} without --activities, or with cpu_op among them"
+_OUR_OPS = f"{_DEFAULT}, or cpu_op named in --activities"
 # Types that HTA expects of arguments (its level "standard"): whole numbers, numbers, texts.
 _TYPES: dict[str, type[int] | type[float] | type[str]] = {
     "stream": int,
@@ -184,6 +182,8 @@ def not_recorded(context: Context) -> list[MissingPart]:
 
 def _losses(trace: Trace) -> Iterator[MissingPart]:
     losses = trace.losses
+    if trace.is_truncated:
+        yield MissingPart("the end of the file", "the file is truncated, and what it lacks may have been there", None)
     for each in trace.coverage:
         yield from _uncovered(each, trace.window_start_ns, trace.window_end_ns)
     dropped = losses.dropped - sum(each.dropped for each in trace.coverage)
@@ -218,7 +218,8 @@ def _missing(context: Context) -> Iterator[MissingPart]:
         found = part.find(context)
         # without operators, missing shapes are no loss of their own
         concerns = not part.of or any(len(context.trace.table(kind)) for kind in part.of)
-        if part.is_present(found) is False and concerns:
+        unsure = context.trace.is_truncated and _is_requested(part, context.trace.target) is not False
+        if part.is_present(found) is False and concerns and not unsure:
             why = _why(part, found, context.trace)
             no_steps, no_gpu = part.name == STEPS and not found.rows, why == _NO_GPU_USED
             useless = _refusal(part, context.trace.target) or no_steps or no_gpu
@@ -447,7 +448,7 @@ PARTS = (
         "GPU activities",
         "all views of GPU time",
         "record CUDA activities",
-        f"{_TRACE} without --activities, or with kernel,gpu_memcpy,gpu_memset, while the process uses its GPU",
+        f"{_DEFAULT}, or kernel, gpu_memcpy and gpu_memset named in --activities, while the process uses its GPU",
         _activities,
         option=_DEFAULT,
         kinds=GPU_TABLES,

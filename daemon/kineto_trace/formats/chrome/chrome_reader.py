@@ -59,7 +59,7 @@ _DAMAGE = {
     native.LOST_EVENT: "{events} at {where} could not be read: {reason}",
     native.LOST_ARGS: "the arguments of {events} at {where} could not be read: {reason}",
     native.LOST_HEAD: "the part before the events could not be read from {where} on: {reason}",
-    native.LOST_END: f"{TRUNCATED} the middle of an event: {{read}}",
+    native.LOST_END: f"{TRUNCATED} the middle of an event, {{read}}",
     native.LOST_ITEM: "skipped {entries} other than events in the event list, at {where}",
     native.LOST_TAIL: "the part after the events could not be read from {where} on: {reason}",
 }
@@ -124,6 +124,7 @@ class _Input:
                     f"the compressed data is damaged before byte {self._position} of the file ({exc}): "
                     "the rest was not read"
                 )
+                self._document.read_share = self._position / max(_size(self._file), self._position)
                 return 0
             if out:
                 view[: len(out)] = out
@@ -145,6 +146,7 @@ class _Document:
         self.notes: list[str] = []
         self.undecoded = 0
         self.truncated = False  # valid after reading: whether it ended before its last bracket
+        self.read_share = 1.0  # of a file that is damaged in its middle: the part before that
         self._name = name
         self._buffer = np.zeros(PIECE_BYTES + native.PADDING, np.uint8)
         self._begin = self._end = 0  # of the bytes that are not consumed yet
@@ -248,7 +250,7 @@ class _Document:
         self.truncated = not counts.closed
         lost = [key[0] for key in self._damage]
         if counts.in_events and native.LOST_END not in lost:
-            self.notes.append(f"{TRUNCATED} its list of events: {_read(counts.events)}")
+            self.notes.append(f"{TRUNCATED} its list of events, {self._read(counts.events)}")
         elif not counts.closed and not counts.in_events:
             self.notes.append("the file is truncated after its events")
         if counts.mended:
@@ -261,7 +263,7 @@ class _Document:
             where = ("bytes " if count > 1 else "byte ") + ", ".join(map(str, places))
             where += " and more" if count > SHOWN_PLACES else ""
             yield _DAMAGE[lost].format(
-                read=_read(events),
+                read=self._read(events),
                 events=_events(count),
                 entries=times(count, "entry", "entries"),
                 where=where,
@@ -269,6 +271,16 @@ class _Document:
             )
             if lost in (native.LOST_EVENT, native.LOST_END, native.LOST_ITEM):
                 self.undecoded += count
+
+    def _read(self, count: int) -> str:
+        """Returns how far a file was read that ends too early. A cut file no longer has the size that it had."""
+        stated = _number(_object(self.head, "kinetod").get("events"))
+        whole = max(stated, count) if stated else round(count / self.read_share)
+        return (
+            f"after {count} of about {_events(whole)}"
+            if whole > count
+            else f"after {_events(count)} of an unknown number"
+        )
 
 
 def load_chrome(source: Path | str | BinaryIO, *, name: str = "", whole: bool = False) -> Trace:
@@ -337,12 +349,16 @@ def _read_some(file: BinaryIO, size: int) -> bytes:
     return file.read(size) or b""
 
 
+def _size(file: BinaryIO) -> int:
+    """Returns the size of a file from which nothing more is read; 0 if it is unknown, as that of a pipe."""
+    try:
+        return file.seek(0, io.SEEK_END)
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
 def _events(count: int) -> str:
     return "1 event" if count == 1 else f"{count} events"
-
-
-def _read(count: int) -> str:
-    return f"{_events(count)} {'was' if count == 1 else 'were'} read"
 
 
 def _object(head: Mapping[str, str], name: str) -> dict[str, Any]:

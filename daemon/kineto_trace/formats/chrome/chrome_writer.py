@@ -72,12 +72,17 @@ OVERHEAD_PID = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Rows of one table with the same form. `chosen`: their places in the table; None for all rows."""
+    """Rows of one table with the same form.
+
+    chosen: their places in the table; None for all rows.
+    events: in the text of each row.
+    """
 
     kind: str
     columns: Mapping[str, AnyArray]
     chosen: Ints | None
     render: Render
+    events: int = 1
 
     @property
     def count(self) -> int:
@@ -133,14 +138,16 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str, tracks: Seque
         own=_own_texts(trace),
     )
     parts = sections(trace)
-    sink.text(_header(trace, base))
-    for row in rows(trace, parts, base):
+    named, other, closing = list(rows(trace, parts, base)), trace.table("other"), closing_rows(trace, base)
+    count = len(named) + sum(part.events * part.count for part in parts) + len(other) + len(closing)
+    sink.text(_header(trace, base, count))
+    for row in named:
         sink.text(row + b",\n")
     for part in parts:
         _write_section(part, names, sink)
-    write_rows(trace, [table for table in (trace.table("other"),) if table.origin], base, sink)
+    write_rows(trace, [other] if other.origin else [], base, sink)
     write_counters(chain(hardware_tracks(trace), tracks), trace, base, sink)
-    sink.text(b",\n".join(closing_rows(trace, base)))
+    sink.text(b",\n".join(closing))
     sink.text(b'\n],\n"traceName": %s\n}\n' % json.dumps(trace_name).encode())
 
 
@@ -172,8 +179,11 @@ def _own_texts(trace: Trace) -> dict[tuple[str, str], PreparedTexts]:
     }
 
 
-def head_texts(trace: Trace, base: int) -> dict[str, str]:
-    """Returns the members of the file other than its events, each as JSON text."""
+def head_texts(trace: Trace, base: int, events: int = 0) -> dict[str, str]:
+    """Returns the members of the file other than its events, each as JSON text.
+
+    events: about how many there are, by which a reader sees how much of a truncated file is left; 0 if unknown.
+    """
     target = trace.target
     values: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": list(trace.devices), "host_name": target.host}
     values.update((key, 1) for key, names in OPTION_KEYS.items() if any(map(target.options.get, names)))
@@ -192,6 +202,7 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         "labels": target.labels,
         **_given(target, "resource", "trace_parent"),
         "complete": target.complete,
+        **({"events": events} if events else {}),
         **{key: getattr(trace.losses, name) for name, key in LOSS_KEYS.items()},
         "coverage": [each.to_json(trace.category) for each in trace.coverage],
         **_stack_samples(trace),
@@ -226,8 +237,8 @@ def _clock(target: TargetInfo) -> dict[str, int]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _header(trace: Trace, base: int) -> bytes:
-    lines = [f"{json.dumps(name)}: {text}" for name, text in head_texts(trace, base).items()]
+def _header(trace: Trace, base: int, events: int) -> bytes:
+    lines = [f"{json.dumps(name)}: {text}" for name, text in head_texts(trace, base, events).items()]
     return ("{\n" + ",\n".join(lines) + ',\n"traceEvents": [\n').encode()
 
 
@@ -371,11 +382,11 @@ def _linked_or_not(table: Table, columns: Columns, linked: Flags) -> list[Sectio
     parts, kind = [], table.kind
     for form in chrome_events.forms(table):
         among = np.ones(len(linked), np.bool_) if form.rows is None else form.rows(columns)
-        for chosen, render in (
-            (linked & among, chrome_events.with_flow(table, form.render)),
-            (~linked & among, form.render),
+        for chosen, render, events in (
+            (linked & among, chrome_events.with_flow(table, form.render), 2),
+            (~linked & among, form.render, 1),
         ):
-            parts.append(Section(kind=kind, columns=columns, chosen=_places(chosen), render=render))
+            parts.append(Section(kind=kind, columns=columns, chosen=_places(chosen), render=render, events=events))
     return parts
 
 

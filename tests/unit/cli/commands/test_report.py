@@ -199,7 +199,7 @@ def test_without_a_gpu_the_report_begins_with_what_it_knows_and_says_what_is_mis
     assert verdict.startswith("100 % of the recorded time is everything else: your own Python code, or waits in it. ")
     assert title == "Where the step time goes, by GPU (time_causes)"
     assert "\n 100.0%" in stdout
-    assert "\nGPU activities  kinetoctl trace without --activities " in stdout
+    assert "\nGPU activities  kinetoctl trace with its defaults " in stdout
     assert "\nKernels\n" not in stdout
     (cause,) = run("report", str(tmp_path / "cpu"), "-o", "json").json()["time_causes"]["rows"]
     assert (cause["cause"], cause["share_pct"]) == ("host_other", 100)
@@ -231,9 +231,11 @@ def test_a_truncated_file_has_no_verdict_on_the_time_and_is_a_part(run: Run, tmp
     result = run("report", str(file))
     assert result.code == run("report", str(file), "--view", "kernels").code == 4
     assert " ".join(result.stdout.splitlines()[:3]).startswith(
-        "The file is truncated in the middle of an event: 5 events were read. Whole kinds of activities may be "
-        "missing, so no share of the time is certain: "
+        "The file is truncated in the middle of an event, after 5 events of an unknown number. Whole kinds of "
+        "activities may be missing, so no share of the time is certain: "
     )
+    documents = run("report", str(file), "-o", "json").json()
+    assert [len(documents[name]["rows"]) for name in ("time_causes", "findings", "overview", "kernels")] == [0, 0, 0, 1]
 
 
 def test_a_job_says_what_the_time_of_each_rank_went_to_and_of_all_together(run: Run, traces: Path) -> None:

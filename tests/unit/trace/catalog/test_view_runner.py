@@ -11,7 +11,7 @@ import kineto_trace
 import pytest
 from kineto_trace.base.quantities import free_memory
 from kineto_trace.catalog import view_runner
-from kineto_trace.catalog.view_runner import Contribution, Request, cluster, run_view, run_views
+from kineto_trace.catalog.view_runner import OF_WHOLE_TRACES, Contribution, Request, cluster, run_view, run_views
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.model.trace import Losses
 from kineto_trace.open.trace_discovery import Source, find_traces
@@ -195,6 +195,31 @@ def test_an_opened_trace_and_its_context_will_do() -> None:
     assert run_view(LONGEST, opened).rows() == [{"rank": 4, "duration": 3}]
     result = run_view(LONGEST, kineto_trace.Context(opened, rank=6))
     assert (result.values("rank"), result.notes) == ([6], ("all kernels", "2 events were cut off"))
+
+
+CUT = "the file is truncated in its list of events, after 2 events of an unknown number"
+FALSE_SHARES = "not shown: whole kinds of activities may be missing in a truncated file, so its shares would be wrong"
+
+
+@pytest.mark.parametrize("view", sorted(OF_WHOLE_TRACES))
+def test_a_truncated_trace_has_no_shares_of_the_steps(tmp_path: Path, view: str) -> None:
+    cut = trace({"cpu_op": [{"name": "aten::mm", "duration": 5, "thread": 1}]}, notes=(CUT,))
+    save_columns(cut, tmp_path / "cut.kineto")
+    for found in (cut, [tmp_path / "cut.kineto"]):
+        result = run_view(view, found)
+        assert (len(result), result.notes) == (0, (FALSE_SHARES, CUT))
+
+
+def test_a_truncated_rank_has_no_share_in_the_figures_of_its_job(tmp_path: Path) -> None:
+    for rank, notes in enumerate([(), (CUT,)]):
+        kernel = {"name": "gemm", "duration": 5 + rank}
+        save_columns(
+            trace({"kernel": [kernel]}, target=target(rank=rank), notes=notes), tmp_path / f"rank{rank}.kineto"
+        )
+    result = run_view("time_causes", find_traces(tmp_path))
+    assert set(result.values("rank")) == {0}
+    assert f"rank 1: {FALSE_SHARES}" in result.notes and f"rank 1: {CUT}" in result.notes
+    assert set(run_view("rank_time_causes", find_traces(tmp_path)).values("most_rank")) == {0}
 
 
 def test_what_a_trace_lost_is_a_note_of_its_figures() -> None:

@@ -48,6 +48,15 @@ def test_what_was_requested_is_not_said_to_be_missing_for_want_of_an_option() ->
     assert found["allocations"] == "requested, but no data was delivered"
 
 
+def test_a_truncated_file_lacks_its_end_and_nothing_that_may_have_been_there() -> None:
+    asked = target(activity_types=["cpu_op", "kernel"])
+    cut = "the file is truncated in its list of events, after 1 event of an unknown number"
+    found = whys(Context(trace(OPS, target=asked, notes=(cut,))))
+    assert found.pop("the end of the file") == "the file is truncated, and what it lacks may have been there"
+    assert sorted(found) == ["Python stacks", "allocations", "input shapes"]
+    assert all(why.startswith("not requested") for why in found.values())
+
+
 def test_what_could_not_be_recorded_has_the_reason_and_no_option() -> None:
     told = {"kernel": "CUPTI is taken", "cpu_instant_event": "torch is not there"}
     asked = target(activity_types=["cpu_op", "kernel", "cpu_instant_event"], not_recorded=told)

@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +323,7 @@ def read(*rows: str, end: str = "]}") -> Trace:
         (b'{"traceEvents":null}', "it has no traceEvents list; its members are traceEvents"),
         (b"[1,2]", "skipped 2 entries other than events in the event list, at bytes 1, 3"),
         (b'[{"a":1}]', "it is a list of objects that are not events"),
-        (b'[{"ph":"X"', "the file is truncated in the middle of an event: 0 events were read"),
+        (b'[{"ph":"X"', "the file is truncated in the middle of an event, after 0 events of an unknown number"),
         (gzip.compress(b"[" + GOOD.encode(), mtime=0)[:40], "the compressed file is truncated"),
         (gzip.compress(b"[]", mtime=0)[:10] + b"\xff" * 8, "the compressed data is damaged before byte 18 of the file"),
     ],
@@ -342,15 +343,20 @@ def test_a_trace_without_events_is_one(text: str) -> None:
 
 def test_a_file_that_ends_in_an_event_says_so() -> None:
     trace = read(GOOD, GOOD, GOOD[:50], end="")
-    assert trace.notes == ("the file is truncated in the middle of an event: 2 events were read",)
+    assert trace.notes == ("the file is truncated in the middle of an event, after 2 events of an unknown number",)
     assert trace.losses.undecoded == 1
 
 
 @pytest.mark.parametrize("end", ["", ","])
 def test_a_file_that_ends_between_events_says_so(end: str) -> None:
     trace = read(GOOD, end=end)
-    assert trace.notes == ("the file is truncated in its list of events: 1 event was read",)
+    assert trace.notes == ("the file is truncated in its list of events, after 1 event of an unknown number",)
     assert trace.losses.undecoded == 0
+
+
+def test_a_cut_file_that_states_how_many_events_it_had_says_how_much_is_there() -> None:
+    trace = load('{"kinetod":{"events":7},"traceEvents":[' + GOOD + "," + GOOD)
+    assert trace.notes == ("the file is truncated in its list of events, after 2 of about 7 events",)
 
 
 def test_a_file_that_ends_behind_its_events_says_so() -> None:
@@ -371,6 +377,14 @@ def test_a_cut_compressed_file_gives_what_is_there() -> None:
     trace = load(gzip.compress(f"[{rows}]".encode())[:-2000])
     assert 1000 < len(trace.table("cpu_op")) < 5000
     assert trace.notes[0] == "the compressed file is truncated"
+    assert trace.notes[1].endswith(" events of an unknown number")
+
+
+def test_a_compressed_file_that_is_damaged_in_its_middle_says_about_how_many_events_it_had() -> None:
+    numbers = np.random.default_rng(0).integers(0, 2**62, 100_000)
+    first = gzip.compress(f"[{','.join(named(f'op {n}') for n in numbers)},".encode())
+    found = re.search(r"after 100000 of about (\d+) events$", load(first + first[:10] + b"\xff" * len(first)).notes[1])
+    assert found and 150_000 < int(found[1]) <= 200_000
 
 
 def test_bytes_behind_the_trace_are_told_of() -> None:

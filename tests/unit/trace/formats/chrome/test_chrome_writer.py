@@ -41,6 +41,11 @@ KERNEL = {
 LAUNCH = {"start": 1_000, "duration": 500, "name": "cudaLaunchKernel", "thread": 77, "correlation": 42, "cbid": 211}
 
 
+def test_the_head_states_how_many_events_follow() -> None:
+    document = json.loads(text_of(trace({"kernel": [KERNEL], "cuda_runtime": [LAUNCH, {**LAUNCH, "correlation": 9}]})))
+    assert document["kinetod"]["events"] == len(document["traceEvents"])
+
+
 def test_a_kernel_and_its_launch() -> None:
     value = trace({"kernel": [KERNEL], "cuda_runtime": [LAUNCH]})
     shown = {
