@@ -232,9 +232,11 @@ def command(**values: Any) -> int:
     with trace_errors(), _sources(options, settings) as sources:
         if options.html is not None:
             return _write_page(options, sources, settings)
+        short = settings.output == "table" and settings.file is None
         runs = _runs(options, sources) if _is_overview(options) else None
         shown = sources if runs is None else [runs.newest]
-        results = _results(options, shown, short=settings.output == "table" and settings.file is None)
+        apart = [] if _is_overview(options) else _runs_apart(options, sources)
+        results = _side_by_side(options, apart, short=short) if apart else _results(options, shown, short=short)
         if _is_overview(options) and settings.output in WITH_VERDICT:
             results = {**_first_answer(results, shown, runs), **results}
     if options.columns is not None:
@@ -364,6 +366,49 @@ def _runs(options: ReportOptions, sources: Sequence["Source"]) -> "Runs | None":
 
     with executor_for(sources, options.workers, options.scheduler) as executor:
         return find_runs(sources, executor=executor)
+
+
+def _runs_apart(options: ReportOptions, sources: Sequence["Source"]) -> "list[Source]":
+    """The traces, the oldest first, if they are runs of a program and must not be called ranks; else none."""
+    from kineto_trace.catalog.first_screen import runs_in_order
+
+    with executor_for(sources, options.workers, options.scheduler) as executor:
+        return runs_in_order(sources, executor=executor)
+
+
+def _side_by_side(options: ReportOptions, runs: Sequence["Source"], *, short: bool) -> dict[str, "Result"]:
+    """By view, the rows of each run by itself, the newest first. runs: the oldest first."""
+    from kineto_trace.catalog.first_screen import runs_text
+
+    alike = len({source.path.name for source in runs}) < len(runs)
+    found = {
+        source.place if alike else source.path.name: _results(options, [source], short=short) for source in runs[::-1]
+    }
+    note = f"{runs_text(runs)} Each has its own rows, the newest first."
+    views = dict.fromkeys(view for results in found.values() for view in results)
+    return {
+        view: _with_run({run: results[view] for run, results in found.items() if view in results}, note)
+        for view in views
+    }
+
+
+def _with_run(results: Mapping[str, "Result"], note: str) -> "Result":
+    """One table of those of several runs of a program, with the run in place of the rank."""
+    import pyarrow as pa
+    from kineto_trace.view_api.result import columns
+
+    parts = {run: _without_rank(result) for run, result in results.items()}
+    first = next(iter(parts.values()))
+    tables = [
+        result.table.add_column(0, "run", pa.array([run] * len(result), pa.string())) for run, result in parts.items()
+    ]
+    return replace(
+        first,
+        columns=(*columns(("run", "text", "", "file or folder of the run")), *first.columns),
+        table=pa.concat_tables(tables),
+        notes=(note, *(f"{run}: {each}" for run, result in parts.items() for each in result.notes)),
+        failure="; ".join(f"{run}: {result.failure}" for run, result in parts.items() if result.failure),
+    )
 
 
 def _first_answer(

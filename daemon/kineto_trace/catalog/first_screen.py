@@ -308,19 +308,47 @@ def find_runs(sources: Sequence[Source], *, executor: Executor | None = None) ->
     Reads the traces only where nothing in their names or heads says that they are ranks. Raises FileError if none of
     them can be read.
     """
-    if len(sources) < 2 or any(source.rank_from not in WEAK for source in sources):
+    if not _may_be_runs(sources):
         return None
     results = {result.view: result.rows() for result in run_views(_OF_RUNS, sources, executor=executor)}
-    recordings = {row["rank"]: row for row in results["recordings"]}
+    ordered = _in_order(sources, results["recordings"])
+    return _compared(ordered, results) if ordered else None
+
+
+def runs_in_order(sources: Sequence[Source], *, executor: Executor | None = None) -> list[Source]:
+    """Returns these traces, oldest first, if they are runs by the rules of find_runs(); else []. Raises likewise."""
+    if not _may_be_runs(sources):
+        return []
+    (recordings,) = run_views(_OF_RUNS[:1], sources, executor=executor)
+    return _in_order(sources, recordings.rows())
+
+
+def runs_text(ordered: Sequence[Source], change: str = "") -> str:
+    """Returns that these traces are runs, the oldest first, and the command that compares the last two.
+
+    change: how the newest one differs from the one before it.
+    """
+    return (
+        f"These are {len(ordered)} consecutive runs, not ranks of one job{change and ': '}{change}. "
+        f"`kinetoctl diff {ordered[-2].place} {ordered[-1].place}` compares the last two."
+    )
+
+
+def _may_be_runs(sources: Sequence[Source]) -> bool:
+    return len(sources) > 1 and all(source.rank_from in WEAK for source in sources)
+
+
+def _in_order(sources: Sequence[Source], rows: Sequence[Row]) -> list[Source]:
+    """Returns the runs, the oldest first; [] if they are ranks of a job, or may be."""
+    recordings = {row["rank"]: row for row in rows}
     if set(recordings) != {source.rank for source in sources} or len(recordings) < len(sources):
-        return None  # some say which ranks they are, or several are of one process
+        return []  # some say which ranks they are, or several are of one process
     if any((row["world_size"] or 1) > 1 or not _has_window(row) for row in recordings.values()):
-        return None
+        return []
     ordered = sorted(sources, key=lambda source: recordings[source.rank]["start_ns"])
     windows = [recordings[source.rank] for source in ordered]
-    if any(_end_ns(before) > after["start_ns"] for before, after in zip(windows, windows[1:], strict=False)):
-        return None
-    return _compared(ordered, recordings, results)
+    overlap = any(_end_ns(before) > after["start_ns"] for before, after in zip(windows, windows[1:], strict=False))
+    return [] if overlap else ordered
 
 
 def _has_window(row: Row) -> bool:
@@ -331,8 +359,9 @@ def _end_ns(row: Row) -> int:
     return int(row["start_ns"] + 1000 * row["length_us"])
 
 
-def _compared(ordered: Sequence[Source], recordings: Mapping[int, Row], results: Mapping[str, Sequence[Row]]) -> Runs:
+def _compared(ordered: Sequence[Source], results: Mapping[str, Sequence[Row]]) -> Runs:
     """Compares runs, the oldest first, each with the one before it."""
+    recordings = {row["rank"]: row for row in results["recordings"]}
     rows: list[dict[str, Any]] = []
     for source in ordered:
         causes = [row for row in results["time_causes"] if row["rank"] == source.rank]
@@ -351,17 +380,13 @@ def _compared(ordered: Sequence[Source], recordings: Mapping[int, Row], results:
                 "finding": found and found["title"],
             }
         )
-    newest, table = rows[-1], rows[::-1]
-    said = f"These are {len(rows)} consecutive runs, not ranks of one job"
+    newest, table, change = rows[-1], rows[::-1], ""
     if newest["change_pct"] is not None:
-        said += (
-            f": a step of the newest run takes {format_duration(1e3 * newest['step_us'])}, "
-            f"{_change(newest['change_pct'])} the run before"
-        )
-    compare = f"`kinetoctl diff {ordered[-2].place} {ordered[-1].place}` compares the last two."
+        took = format_duration(1e3 * newest["step_us"])
+        change = f"a step of the newest run takes {took}, {_change(newest['change_pct'])} the run before"
     return Runs(
         newest=ordered[-1],
-        verdict=f"{said}. {compare}",
+        verdict=runs_text(ordered, change),
         table=make_result(
             RUNS, _RUN_COLUMNS, {column.name: [row[column.name] for row in table] for column in _RUN_COLUMNS}
         ),

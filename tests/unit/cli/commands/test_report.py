@@ -225,6 +225,25 @@ def test_runs_of_a_program_are_compared_and_the_newest_is_reported(run: Run, tmp
     assert "rank_time_causes" not in documents
 
 
+def test_views_of_runs_of_a_program_are_by_run_and_name_no_ranks(run: Run, tmp_path: Path) -> None:
+    for name, start_s, step_us in (("a.json", 1_000, 50), ("b.json", 2_000, 100)):
+        (tmp_path / name).write_text(json.dumps(steps_of(1e6 * start_s, step_us)))
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    documents = run("report", *files, "--view", "kernels", "--view", "rank_time_causes", "-o", "json").json()
+    assert [(row["run"], row["total_us"]) for row in documents["kernels"]["rows"]] == [("b.json", 150), ("a.json", 75)]
+    assert {row["run"] for row in documents["rank_time_causes"]["rows"]} == {"a.json", "b.json"}
+    result = run("report", *files, "--view", "overview")
+    assert (result.code, result.stdout.split()[0], "rank" in result.stdout.lower().replace("not ranks", "")) == (
+        0,
+        "RUN",
+        False,
+    )
+    assert (
+        "note: These are 2 runs, one after the other, not ranks of one job. "
+        f"`kinetoctl diff {files[0]} {files[1]}` compares the last two. Each has its own rows, the newest first.\n"
+    ) in result.stdout
+
+
 def test_a_truncated_file_has_no_verdict_on_the_time_and_is_a_part(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "cut.json"
     file.write_text(json.dumps(steps_of(1_000, 50))[:-100])
