@@ -62,6 +62,13 @@ __all__ = [
     "capture",
     "stacks",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the names of the interface, for completion in notebooks: not those that this module imports."""
+    return sorted(__all__)
+
+
 SECOND_NS = 1_000_000_000
 SHOWN_PROCESSES, SHOWN_ROWS, SHOWN_TEXT = 5, 20, 200  # in what is printed of a result
 SHOWN_LINES = 200  # of stacks, in a notebook

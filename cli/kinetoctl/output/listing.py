@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.quantities import format_duration, format_number
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.own_daemon import reachable_daemon
@@ -324,7 +324,7 @@ def rate(process: "pb.Process") -> str:
     """Iterations per second, or for how long there has been none."""
     if process.stalled_ns > 0:
         return f"none for {format_duration(process.stalled_ns)}"
-    return f"{1e9 / process.iteration_ns:.3g}" if process.iteration_ns > 0 else NOTHING
+    return format_number(1e9 / process.iteration_ns) if process.iteration_ns > 0 else NOTHING
 
 
 def _agent(process: "pb.Process") -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from kineto_trace.base.quantities import BINARY_UNITS, format_duration, time_of_day
+from kineto_trace.base.quantities import BINARY_UNITS, MAX_WHOLE, format_duration, format_number, time_of_day
 from kineto_trace.base.visible_text import visible
 
 GAP = "  "  # between two columns
@@ -80,7 +80,6 @@ SUFFIXES = {
     "TFLOP/s": "_tflop_s", "FLOP/byte": "_flop_byte",
 }  # fmt: skip
 KINDS = {"us": "TIME", "bytes": "SIZE"}
-MAX_WHOLE = 1 << 53  # larger integers are ids or times, so their digits are not grouped
 
 
 def human(value: Any, unit: str = "") -> str:
@@ -107,16 +106,8 @@ def _number(value: Any, unit: str) -> str:
         return f"{float(value):.1f}%"
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < MAX_WHOLE else str(value)
-    text = _plain(float(value))
+    text = format_number(float(value))
     return f"{text} {unit}" if unit else text
-
-
-def _plain(value: float) -> str:
-    if not math.isfinite(value):
-        return str(value)
-    if value == int(value) and abs(value) < MAX_WHOLE:
-        return f"{int(value):,}"
-    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def heading(name: str, unit: str = "") -> str:

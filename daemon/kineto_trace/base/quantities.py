@@ -20,6 +20,7 @@ SIZE_UNITS = {
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
 }  # fmt: skip
 BINARY_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))  # the largest first
+MAX_WHOLE = 1 << 53  # larger integers are ids or times, so their digits are not grouped
 KEPT_FREE_BYTES = 256 << 20  # with less, the kernel ends some program, which may be anybody's
 _NEEDS = " needs "  # in every MemoryError of ours
 _STACK_BYTES = 8 << 20  # of a thread, by default
@@ -86,6 +87,15 @@ def format_size(size: float) -> str:
         if abs(size) >= factor:
             return f"{size / factor:.4g} {unit}"
     return f"{size:.0f} bytes"
+
+
+def format_number(value: float) -> str:
+    """Formats a number with four digits, or with groups of three digits from 1,000 on: 8, 8.333, 1,234.5."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < MAX_WHOLE:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def share(part: float, whole: float) -> str:

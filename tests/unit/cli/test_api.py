@@ -17,6 +17,25 @@ from support.service.stacks import at_lock, frame, hanging, read, thread
 EVIL = "<script>alert(1)</script>\u202e"
 
 
+def test_completion_offers_the_documented_names_and_no_imports() -> None:
+    assert dir(api) == [
+        "ANY_RANK",
+        "AsyncCapture",
+        "Capture",
+        "CaptureOptions",
+        "CaptureResult",
+        "Files",
+        "HostOptions",
+        "Place",
+        "ProcessResult",
+        "Selection",
+        "StackResult",
+        "async_capture",
+        "capture",
+        "stacks",
+    ]
+
+
 def process(rank: int, verdict: str, reason: str = "", host: str = "n1") -> api.ProcessResult:
     code = "GPU_BUSY" if reason else ""
     return api.ProcessResult(

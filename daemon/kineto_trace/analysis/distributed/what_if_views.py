@@ -27,7 +27,7 @@ from kineto_trace.analysis.distributed.rank_simulation import RankWork, Simulati
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, containing, difference, intersection, union
 from kineto_trace.base.array_types import NOTHING, Flags, Ints
-from kineto_trace.base.quantities import format_duration, times
+from kineto_trace.base.quantities import format_duration, format_number, times
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import (
     NO_COLLECTIVES,
@@ -209,7 +209,7 @@ def slower_kernels(own: RankKernels, others: Sequence[RankKernels]) -> str | Non
     mine, theirs = own.get(most), middle[most]
     if mine.calls > MORE_CALLS * theirs.calls:
         what = "kernels outside operators" if most == NO_OPERATOR else f"kernels of {most}"
-        return f"it launches {mine.calls:.3g} {what} per step, the others {theirs.calls:.3g}"
+        return f"it launches {format_number(mine.calls)} {what} per step, the others {format_number(theirs.calls)}"
     grown = {
         op: own.get(op).blocks / own.get(op).calls / (each.blocks / each.calls)
         for op, each in middle.items()

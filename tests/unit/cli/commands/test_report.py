@@ -239,7 +239,7 @@ def test_views_of_runs_of_a_program_are_by_run_and_name_no_ranks(run: Run, tmp_p
         False,
     )
     assert (
-        "note: These are 2 runs, one after the other, not ranks of one job. "
+        "note: These are 2 consecutive runs, not ranks of one job. "
         f"`kinetoctl diff {files[0]} {files[1]}` compares the last two. Each has its own rows, the newest first.\n"
     ) in result.stdout
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.output.listing import PROCESS_COLUMNS, Entry, ListColumn, ListKind, ordered, show, watch
+from kinetoctl.output.listing import PROCESS_COLUMNS, Entry, ListColumn, ListKind, ordered, rate, show, watch
 
 KIND = ListKind(
     columns=(
@@ -21,6 +21,14 @@ KIND = ListKind(
     document=dict,
     orders={"id": (lambda item: item["id"], False), "state": (lambda item: item["state"], True)},
 )
+
+
+@pytest.mark.parametrize(
+    ("iteration_ns", "text"),
+    [(125_000_000, "8"), (61_200_000, "16.34"), (1_000_000, "1,000"), (81_000, "12,345.7"), (0, "-")],
+)
+def test_iterations_per_second_are_written_out(iteration_ns: int, text: str) -> None:
+    assert rate(pb.Process(iteration_ns=iteration_ns)) == text
 
 
 def settings(output: str = "table", *, wide: bool = False) -> CommonOptions:
