@@ -429,10 +429,11 @@ def markdown(results: Mapping[str, "Result"], checks: Mapping[str, Sequence["Che
         lines += ["", f"### {name}", ""]
         if rows:
             lines += ["| name | time | verdict | baseline | other | difference |", "|---|---|---|--:|--:|--:|"]
-        for row in rows[:MARKDOWN_ROWS]:
+        names = units.shortened_apart([one_line(row["name"]) for row in rows[:MARKDOWN_ROWS]], NAME_WIDTH)
+        for name_shown, row in zip(names, rows, strict=False):
             share = "" if row["delta_pct"] is None else f" ({row['delta_pct']:+.1f} %)"
             times = [human(row[key], "us") for key in ("baseline_us", "other_us", "delta_us")]
-            lines.append(f"| {_code(row['name'])} | {row['time']} | {row['verdict']} | {' | '.join(times)}{share} |")
+            lines.append(f"| {_code(name_shown)} | {row['time']} | {row['verdict']} | {' | '.join(times)}{share} |")
         rest = len(result) - len(rows[:MARKDOWN_ROWS])
         lines += ["", f"{rest:,} more rows."] if rest else []
         lines += [f"- {_plain(note)}" for note in ("", *result.notes) if note]

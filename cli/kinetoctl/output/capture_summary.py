@@ -77,16 +77,18 @@ def _content_lines(summary: "pb.Summary") -> Iterator[Line]:
 
 
 def _top_lines(label: str, stats: "Iterable[tuple[str, pb.KernelStat]]", unit: str) -> Iterator[Line]:
-    for position, (name, stat) in enumerate(stats):
+    listed = list(stats)
+    names = units.shortened_apart([name for name, _ in listed], NAME_WIDTH)
+    for position, (name, (_, stat)) in enumerate(zip(names, listed, strict=True)):
         amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} {unit}"
-        yield label if position == 0 else "", f"{amount}  {units.shortened(name, NAME_WIDTH)}"
+        yield label if position == 0 else "", f"{amount}  {name}"
 
 
 def _python_lines(summary: "pb.Summary") -> Iterator[Line]:
     """The functions with the most samples, with their lines; the states of threads; and threads without Python."""
-    for position, stat in enumerate(summary.top_functions):
+    names = units.shortened_apart([units.function_name(stat.name) for stat in summary.top_functions], NAME_WIDTH)
+    for position, (name, stat) in enumerate(zip(names, summary.top_functions, strict=True)):
         amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} samples"
-        name = units.shortened(units.function_name(stat.name), NAME_WIDTH)
         yield "top Python" if position == 0 else "", f"{amount}  {name}{_hot_lines(stat)}"
     states = summary.python_samples
     if known := states.running + states.waiting + states.idle:

@@ -217,9 +217,9 @@ def _print_records(result: "Result", count: int, settings: CommonOptions) -> Non
         for column in details:
             value = row[column.name] or []
             label = f"    {column.name.replace('_', ' ')}: "
-            for place, item in enumerate([value] if isinstance(value, str) else value):
-                lead = " " * len(label) if place else label
-                console.print(Text(lead + units.shortened(_one_line(visible(item)), width - len(label))))
+            items = [_one_line(visible(item)) for item in ([value] if isinstance(value, str) else value)]
+            for place, item in enumerate(units.shortened_apart(items, width - len(label))):
+                console.print(Text((" " * len(label) if place else label) + item))
 
 
 def _print_verdict(result: "Result", settings: CommonOptions) -> None:
@@ -306,7 +306,7 @@ def _table(columns: Sequence[_Shown], text_width: int) -> Table:
     for column in columns:
         table.add_column(column.title, no_wrap=True, justify="right" if column.number else "left")
     cells = [
-        column.cells if column.number else [units.shortened(_one_line(cell), text_width) for cell in column.cells]
+        column.cells if column.number else units.shortened_apart(list(map(_one_line, column.cells)), text_width)
         for column in columns
     ]
     for row in zip(*cells, strict=True):

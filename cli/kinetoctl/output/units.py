@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
+from kineto_trace.base import quantities
 from kineto_trace.base.quantities import BINARY_UNITS, MAX_WHOLE, format_duration, format_number, time_of_day
 from kineto_trace.base.visible_text import visible
 
@@ -51,6 +52,11 @@ def shortened(text: str, width: int) -> str:
         return text
     head = (width - 1) * 2 // 3
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def shortened_apart(texts: Sequence[str], width: int) -> list[str]:
+    """Texts that are listed together, each shortened; those that differ still do."""
+    return quantities.shortened_apart(texts, width, shortened)
 
 
 def function_name(name: str) -> str:

@@ -6,8 +6,9 @@ import os
 import re
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from itertools import count
 from pathlib import Path, PurePosixPath
 
 DURATION_UNITS_NS = {
@@ -24,6 +25,7 @@ MAX_WHOLE = 1 << 53  # larger integers are ids or times, so their digits are not
 KEPT_FREE_BYTES = 256 << 20  # with less, the kernel ends some program, which may be anybody's
 _NEEDS = " needs "  # in every MemoryError of ours
 _STACK_BYTES = 8 << 20  # of a thread, by default
+_WORD_END = re.compile(r"\w+$")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _NUMBER_AND_UNIT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([a-zµ]*)")
 _SHORT_UNITS_NS = (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1))
@@ -122,6 +124,60 @@ def format_ranges(numbers: Sequence[int]) -> str:
 def shortened(text: str, most: int) -> str:
     """Returns the text, or its two ends if it has more characters: both ends of a C++ name are informative."""
     return text if len(text) <= most else f"{text[: most * 3 // 5]}…{text[-most * 2 // 5 :]}"
+
+
+def shortened_apart(texts: Sequence[str], most: int, cut: Callable[[str, int], str] = shortened) -> list[str]:
+    """Returns texts that are listed together, each as `cut` shortens it to so many characters.
+
+    Different texts stay different: those that would be equal keep the parts in which they differ, too.
+    """
+    alike: dict[str, list[str]] = {}
+    for text in dict.fromkeys(texts):
+        alike.setdefault(cut(text, most), []).append(text)
+    shown: dict[str, str] = {}
+    for short, same in alike.items():
+        parted = _apart(same, most) if len(same) > 1 else {}
+        shown |= {text: own if len(own := parted.get(text, short)) <= most else short for text in same}
+    taken: set[str] = set()
+    for text, short in shown.items():
+        if short in taken:  # too many differences for so few characters
+            marks = (f"… ({number})" for number in count(2))
+            shown[text] = next(each for mark in marks if (each := text[: most - len(mark)] + mark) not in taken)
+        taken.add(shown[text])
+    return [shown[text] for text in texts]
+
+
+def _apart(texts: Sequence[str], most: int) -> dict[str, str]:
+    """Shortens different texts to their ends and to what is at each place at which some of them part."""
+    places: dict[str, list[int]] = {text: [] for text in texts}
+    groups = [list(texts)]
+    while groups:
+        group = groups.pop()
+        low, high = min(group), max(group)
+        place = next((n for n, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
+        parted: dict[str, list[str]] = {}
+        for text in group:
+            places[text].append(place)
+            parted.setdefault(text[place : place + 1], []).append(text)
+        groups += [each for each in parted.values() if len(each) > 1]
+    return {text: _kept(text, own, most) for text, own in places.items()}
+
+
+def _kept(text: str, places: Sequence[int], most: int) -> str:
+    """Returns the two ends of a text and what is at these places, from the beginning of a word where there is room."""
+    end = most // 5
+    width = max((most - 2 * end - len(places) - 1) // len(places), 1)
+    parts = [(0, end)]
+    for place in sorted(places):
+        word = len(_WORD_END.sub("", text[:place]))
+        first = word if place - word <= width // 2 else place
+        parts.append((first, first + width))
+    kept, until = "", 0
+    for first, last in (*parts, (max(len(text) - end, 0), len(text))):
+        kept += "…" if first > until else ""
+        kept += text[max(first, until) : last]
+        until = max(until, last)
+    return kept
 
 
 def time_of_day(unix_ns: int) -> str:

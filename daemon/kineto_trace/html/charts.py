@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from kineto_trace.base.quantities import shortened
+from kineto_trace.base.quantities import shortened, shortened_apart
 from kineto_trace.base.visible_text import one_line
 
 SERIES = 9  # colours of the page; as many as parts of a step
@@ -116,7 +116,7 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
     if longest <= 0:
         return Markup("")
     longest = max(longest, 100.0) if unit == "%" else longest
-    rows = []
+    rows, shown = [], _short(labels)
     for row, label in enumerate(labels):
         left, pieces = 0.0, []
         for number, each in enumerate(series):
@@ -129,7 +129,7 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
                 pieces.append(_RECT.format(_place(left), 0, _place(width), 1, each.colour(number), title))
             left += width
         only = len(labels) == 1 and len(series) > 1  # of several parts: no other bar to compare with
-        text = "" if only else _short(label)
+        text = "" if only else shown[row]
         rows.append(_ROW.format(text, Markup("").join(pieces), f"{figure(totals[row])} {unit}"))
     summary = f"Chart of {', '.join(each.name for each in series)} in {unit}"  # for those who cannot see the chart
     return legend(series, unit) + _rows(rows, summary)
@@ -141,7 +141,7 @@ def pair_bars(pairs: Sequence[Pair], unit: str) -> Markup:
     if longest <= 0:
         return Markup("")
     rows = []
-    for pair in pairs:
+    for pair, label in zip(pairs, _short([pair.label for pair in pairs]), strict=True):
         pieces = Markup("")
         for number, (name, value) in enumerate((("baseline", pair.baseline), ("this trace", pair.other))):
             width = 100 * max(value or 0.0, 0.0) / longest
@@ -149,7 +149,7 @@ def pair_bars(pairs: Sequence[Pair], unit: str) -> Markup:
                 title = f"{_line(pair.label)}, {name}: {figure(value or 0.0)} {unit}"
                 pieces += _RECT.format(0, 0.5 * number, _place(width), 0.46, 1 - number, title)
         values = " → ".join("?" if value is None else figure(value) for value in (pair.baseline, pair.other))
-        rows.append(_pair_row(pair, pieces, f"{values} {unit}"))
+        rows.append(_pair_row(pair, label, pieces, f"{values} {unit}"))
     keys = _KEY.format("series-1", BASELINE) + _KEY.format("series-0", OTHER)
     return _keys(keys) + _rows(rows, f"Chart of both traces in {unit}", linked=any(pair.href for pair in pairs))
 
@@ -163,7 +163,7 @@ def difference_bars(pairs: Sequence[Pair], unit: str) -> Markup:
     across = 100 / (highest - lowest)
     zero = Markup('<rect x="{}" y="0" width="0.3" height="1" class="median"/>').format(_place(-lowest * across))
     rows, drawn = [], set()
-    for pair in pairs:
+    for pair, label in zip(pairs, _short([pair.label for pair in pairs]), strict=True):
         delta = pair.delta
         text = "unknown" if delta is None else f"{'+' if delta > 0 else ''}{figure(delta)} {unit}"
         text += ", within noise" if pair.noise else ""
@@ -173,14 +173,13 @@ def difference_bars(pairs: Sequence[Pair], unit: str) -> Markup:
             left = (min(delta, 0.0) - lowest) * across
             piece = _CHANGE.format(_place(left), _place(width), kind, f"{_line(pair.label)}: {text}")
             drawn.add(kind)
-        rows.append(_pair_row(pair, piece + zero, text))
+        rows.append(_pair_row(pair, label, piece + zero, text))
     told = ((MORE, "more than in the baseline"), (LESS, "less"), (HOLLOW, "within noise"))
     keys = Markup("").join(_KEY.format(kind, said) for kind, said in told if kind in drawn)
     return _keys(keys) + _rows(rows, f"Chart of differences in {unit}", linked=any(pair.href for pair in pairs))
 
 
-def _pair_row(pair: Pair, pieces: Markup, text: str) -> Markup:
-    label: Markup | str = _short(pair.label)
+def _pair_row(pair: Pair, label: Markup | str, pieces: Markup, text: str) -> Markup:
     if pair.href:
         label = Markup('<a href="{}">{}</a>').format(pair.href, label)
         pieces = Markup('<a href="{}" tabindex="-1" aria-hidden="true">{}</a>').format(pair.href, pieces)
@@ -198,7 +197,7 @@ def boxes(labels: Sequence[str], spread: Sequence[Box], unit: str) -> Markup:
     if most <= 0:
         return Markup("")
     rows = []
-    for label, box in zip(labels, spread, strict=True):
+    for label, shown, box in zip(labels, _short(labels), spread, strict=True):
         least, lower, median, upper, top = (100 * max(value, 0.0) / most for value in box)
         title = (
             f"{_line(label)}: median {figure(box.median)} {unit}, middle half {figure(box.lower)} to "
@@ -211,7 +210,7 @@ def boxes(labels: Sequence[str], spread: Sequence[Box], unit: str) -> Markup:
             + _RECT.format(_place(lower), 0.1, _place(max(upper - lower, 0.4)), 0.8, 0, title)
             + Markup('<rect x="{}" y="0.1" width="0.4" height="0.8" class="median"/>').format(_place(median))
         )
-        rows.append(_ROW.format(_short(label), pieces, f"{figure(box.median)} {unit}"))
+        rows.append(_ROW.format(shown, pieces, f"{figure(box.median)} {unit}"))
     return _rows(rows, f"Chart of medians and spreads in {unit}")
 
 
@@ -365,8 +364,8 @@ def _place(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _short(text: str) -> str:
-    return _line(shortened(text, MAX_LABEL))
+def _short(labels: Sequence[str]) -> list[str]:
+    return [_line(text) for text in shortened_apart(labels, MAX_LABEL)]
 
 
 def _line(text: str) -> str:

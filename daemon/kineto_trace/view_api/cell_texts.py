@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kineto_trace.base.quantities import format_duration, format_size, shortened
+from kineto_trace.base.quantities import format_duration, format_size, shortened_apart
 from kineto_trace.view_api.result_columns import ResultColumn
 
 MAX_TEXT = 64
@@ -130,6 +130,19 @@ def unit(column: ResultColumn) -> str:
 
 def cell(value: Any, column: ResultColumn) -> str:
     """Formats a value for people."""
+    return cells([value], column)[0]
+
+
+def cells(values: Sequence[Any], column: ResultColumn, most: int = 0) -> list[str]:
+    """Formats the values of a column for people; long texts that differ still do.
+
+    most: characters; 0: MAX_TEXT, but sentences are whole.
+    """
+    texts = [_cell(value, column) for value in values]
+    return texts if column.name in PROSE and not most else shortened_apart(texts, most or MAX_TEXT)
+
+
+def _cell(value: Any, column: ResultColumn) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -142,8 +155,7 @@ def cell(value: Any, column: ResultColumn) -> str:
         return f"{value:.1f} %" if column.unit == "%" else f"{value:.4g}"
     if isinstance(value, int):
         return f"{value:,}" if column.unit != "ns" else str(value)
-    text = _joined(value) if isinstance(value, list) else str(value)
-    return text if column.name in PROSE else shortened(text, MAX_TEXT)
+    return _joined(value) if isinstance(value, list) else str(value)
 
 
 def _joined(values: Sequence[Any]) -> str:

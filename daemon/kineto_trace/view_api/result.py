@@ -14,7 +14,7 @@ import pyarrow as pa
 from kineto_trace.base import visible_text as html
 from kineto_trace.base.quantities import shortened, times
 from kineto_trace.base.visible_text import one_line
-from kineto_trace.view_api.cell_texts import cell, headings, unit
+from kineto_trace.view_api.cell_texts import cells, headings, unit
 from kineto_trace.view_api.result_data import ARROW_TYPES, ResultColumn, ResultData, Type, columns, needed
 
 if TYPE_CHECKING:
@@ -180,14 +180,11 @@ def _with_values(result: ResultData) -> list[ResultColumn]:
     return found or list(result.columns)
 
 
-def _cells(result: ResultData, columns: Sequence[ResultColumn], rows: int) -> list[list[str]]:
-    """Returns the texts of the first rows, column by column."""
+def _cells(result: ResultData, columns: Sequence[ResultColumn], rows: int, most: int = 0) -> list[list[str]]:
+    """Returns the texts of the first rows, column by column. most: as for cells()."""
     places = [result.columns.index(column) for column in columns]
     head = result.table.slice(0, rows)
-    return [
-        [cell(value, column) for value in head.column(place).to_pylist()]
-        for place, column in zip(places, columns, strict=True)
-    ]
+    return [cells(head.column(place).to_pylist(), column, most) for place, column in zip(places, columns, strict=True)]
 
 
 def _remarks(result: ResultData, shown: Sequence[ResultColumn]) -> list[str]:
@@ -206,8 +203,8 @@ def _text_table(result: ResultData) -> list[str]:
     columns = _with_values(result)
     shown: list[list[str]] = []
     width = 0
-    for column, values in zip(columns, _cells(result, columns, TEXT_ROWS), strict=True):
-        texts = [one_line(shortened(text, TEXT_CELL)) for text in (headings(columns)[column.name], *values)]
+    for column, values in zip(columns, _cells(result, columns, TEXT_ROWS, TEXT_CELL), strict=True):
+        texts = [one_line(text) for text in (shortened(headings(columns)[column.name], TEXT_CELL), *values)]
         longest = max(map(len, texts))
         width += longest + len(GAP)
         if width > TEXT_WIDTH and shown:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kineto_trace.base.quantities import shortened
+from kineto_trace.base.quantities import shortened_apart
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.plot_shapes import (
@@ -99,7 +99,7 @@ def _bars(ax: "Axes", names: Sequence[str], lengths: Mapping[str, Values], scale
         if pieces.any():
             ax.barh(np.arange(len(names)), pieces, left=left, label=_text(part.replace("_", " ")))
             left += pieces
-    ax.set_yticks(np.arange(len(names)), [_text(name) for name in names], fontsize="small")
+    ax.set_yticks(np.arange(len(names)), _texts(names), fontsize="small")
     ax.invert_yaxis()
     ax.set_xlabel(scaled[1])
     if len(lengths) > 1 and ax.get_legend_handles_labels()[0]:
@@ -113,7 +113,7 @@ def _pairs(result: ResultData, shape: Pairs, ax: "Axes") -> str:
     for place, (name, column) in enumerate((("baseline", shape.baseline), ("other trace", shape.other))):
         lengths = np.nan_to_num(numbers(result, column)[shown]) * factor
         ax.barh(np.arange(len(shown)) + 0.4 * place - 0.2, lengths, height=0.4, label=name)
-    ax.set_yticks(np.arange(len(shown)), [_text(names[row]) for row in shown], fontsize="small")
+    ax.set_yticks(np.arange(len(shown)), _texts([names[row] for row in shown]), fontsize="small")
     ax.invert_yaxis()
     ax.set_xlabel(unit)
     ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
@@ -125,8 +125,8 @@ def _spread(result: ResultData, shape: Spread, ax: "Axes") -> str:
     factor, unit = scale(result, [f"max{shape.suffix}"])
     columns = {part: numbers(result, name + shape.suffix)[:MAX_BARS] * factor for part, name in names.items()}
     known = np.flatnonzero(np.isfinite(columns["med"])).tolist()
-    names_of_rows = labels(result, shape.label)
-    boxes = [{"label": _text(names_of_rows[row]), **{part: columns[part][row] for part in names}} for row in known]
+    names_of_rows = _texts(labels(result, shape.label))
+    boxes = [{"label": names_of_rows[row], **{part: columns[part][row] for part in names}} for row in known]
     ax.bxp(boxes, showfliers=False, orientation="horizontal")
     ax.invert_yaxis()
     ax.set_xlabel(unit)
@@ -180,6 +180,10 @@ def _left_out(count: int, most: int, what: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Returns the text so that matplotlib draws it: no mathematics, and no label that a legend skips."""
-    shown = one_line(shortened(text, MAX_TEXT)).replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
+    return _texts([text])[0]
+
+
+def _texts(texts: Sequence[str]) -> list[str]:
+    """Returns the texts so that matplotlib draws them: no mathematics, and no label that a legend skips."""
+    shown = [one_line(text).replace("$", r"\$") for text in shortened_apart(texts, MAX_TEXT)]
+    return [f" {text}" if text.startswith("_") else text for text in shown]

@@ -179,6 +179,17 @@ def test_a_long_kernel_name_keeps_both_ends() -> None:
     assert units.shortened("void cutlass::gemm<float, 128>(Params)", 20) == "void cutlass…Params)"
 
 
+def test_kernels_with_long_names_that_differ_in_their_middle_are_told_apart() -> None:
+    target = full_target()
+    for functor in ("AddFunctor", "MulFunctor"):
+        name = f"void at::native::vectorized_elementwise_kernel<4, {'x' * 40}{functor}<float>, {'y' * 80}>(int)"
+        target.summary.top_kernels.add(name=name, count=1, total_ns=1)
+    texts = [
+        text for _, text in target_lines(captures.capture(target), target, {}) if "vectorized" in text or "void" in text
+    ]
+    assert [("AddFunctor" in text, "MulFunctor" in text) for text in texts] == [(True, False), (False, True)]
+
+
 def test_the_live_table_shows_state_counts_and_the_download() -> None:
     console = Console(width=120, force_terminal=False)
     table = LiveTable(Live(console=console))

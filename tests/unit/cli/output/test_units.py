@@ -4,7 +4,8 @@ import math
 from typing import Any
 
 import pytest
-from kinetoctl.output.result_tables import _Shown, answers_first, fit
+from kinetoctl.output.console import captured
+from kinetoctl.output.result_tables import _Shown, _table, answers_first, fit
 from kinetoctl.output.units import heading, headings, human, source_file
 
 
@@ -37,6 +38,12 @@ from kinetoctl.output.units import heading, headings, human, source_file
 )
 def test_values_for_people(value: Any, unit: str, text: str) -> None:
     assert human(value, unit) == text
+
+
+def test_cells_that_are_cut_still_differ() -> None:
+    names = [f"void at::native::vectorized_elementwise_kernel<4, {name}Functor<float>, {'x' * 60}>" for name in "AB"]
+    lines = captured(_table([_Shown("NAME", names, False)], 36))
+    assert "AFunctor" in lines[1] and "BFunctor" in lines[2] and max(map(len, lines)) <= 38
 
 
 def test_headings_leave_the_unit_to_the_values() -> None:

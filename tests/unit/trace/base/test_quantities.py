@@ -3,6 +3,7 @@
 import re
 import resource
 from pathlib import Path
+from random import Random
 
 import pytest
 from kineto_trace.base import quantities
@@ -16,7 +17,38 @@ from kineto_trace.base.quantities import (
     memory_errors,
     parse_duration_ns,
     parse_size_bytes,
+    shortened_apart,
 )
+
+KERNEL = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, float, at::native::"
+    "binary_internal::{0}<float> >, std::array<char*, 3ul> >(int, at::native::BinaryFunctor<float, float, float, "
+    "at::native::binary_internal::{0}<float> >, std::array<char*, 3ul>)"
+)
+
+
+def test_names_that_are_listed_together_keep_the_parts_in_which_they_differ() -> None:
+    names = [KERNEL.format("MulFunctor"), KERNEL.format("AddFunctor"), "gemm", KERNEL.format("MulFunctor")]
+    assert shortened_apart(names, 56) == [
+        "void at::na…MulFunctor<float> >, std::array<…har*, 3ul>)",
+        "void at::na…AddFunctor<float> >, std::array<…har*, 3ul>)",
+        "gemm",
+        "void at::na…MulFunctor<float> >, std::array<…har*, 3ul>)",
+    ]
+
+
+def test_a_long_name_alone_is_cut_in_its_middle() -> None:
+    assert shortened_apart([KERNEL, "x" * 30 + "y" * 30], 20) == ["void at::nat…*, 3ul>)", "x" * 12 + "…" + "y" * 8]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_two_different_names_become_equal_however_alike_they_are(seed: int) -> None:
+    random = Random(seed)
+    names = ["".join(random.choices("ab", k=random.randint(0, 60))) for _ in range(200)]
+    for most in (8, 20, 36):
+        shown = shortened_apart(names, most)
+        assert len(set(shown)) == len(set(names))
+        assert all(len(text) <= most + 1 for text in shown)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,20 @@
 import re
 
 import pytest
-from kineto_trace.html.charts import Box, FieldPoint, Series, boxes, figure, histogram, lines, point_field, stacked_bars
+from kineto_trace.html.charts import (
+    Box,
+    FieldPoint,
+    Pair,
+    Series,
+    boxes,
+    difference_bars,
+    figure,
+    histogram,
+    lines,
+    pair_bars,
+    point_field,
+    stacked_bars,
+)
 
 
 def test_a_bar_is_as_long_as_its_value() -> None:
@@ -13,6 +26,21 @@ def test_a_bar_is_as_long_as_its_value() -> None:
     assert "&lt;b&gt;" in drawn and "<b>" not in drawn
     assert "none" not in drawn.partition("<svg")[0].partition('role="img"')[0]
     assert stacked_bars(["a"], [Series("one", [0.0])], "ms") == ""
+
+
+def test_labels_that_are_cut_still_differ() -> None:
+    labels = [f"void at::native::vectorized_elementwise_kernel<4, {name}Functor<float>, {'x' * 60}>" for name in "AB"]
+    drawn = str(stacked_bars(labels, [Series("one", [10.0, 5.0])], "ms"))
+    assert "AFunctor" in drawn.split("chart-label")[1].split("</span>")[0]
+    assert "BFunctor" in drawn.split("chart-label")[2].split("</span>")[0]
+    spread = Box(least=1, lower=2, median=5, upper=8, most=10)
+    for picture in (
+        boxes(labels, [spread, spread], "ms"),
+        pair_bars([Pair(label=label, baseline=1.0, other=2.0) for label in labels], "ms"),
+        difference_bars([Pair(label=label, baseline=1.0, other=2.0) for label in labels], "ms"),
+    ):
+        found = re.findall(r'chart-label">([^<]*)', str(picture).replace("&lt;", ""))
+        assert len(set(found)) == 2
 
 
 def test_a_line_holds_its_value_until_the_next_one() -> None:

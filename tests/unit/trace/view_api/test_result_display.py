@@ -28,6 +28,13 @@ def test_a_result_shows_its_size_and_its_first_rows() -> None:
     assert repr(result(0)) == "<Result kernels: 0 rows, 3 columns, 1 note>"
 
 
+def test_long_names_that_differ_do_so_as_they_are_shown() -> None:
+    names = [f"void at::native::vectorized_elementwise_kernel<4, {name}Functor<float>, {'x' * 60}>" for name in "AB"]
+    found = make_result("kernels", columns(("name", "text", "", "")), {"name": names})
+    assert "AFunctor" in repr(found) and "BFunctor" in repr(found)
+    assert "AFunctor" in found._repr_html_() and "BFunctor" in found._repr_html_()
+
+
 def test_columns_that_do_not_fit_are_named() -> None:
     many = columns(*((f"column_{number}", "text", "", "") for number in range(40)))
     lines = repr(make_result("wide", many, {column.name: ["x" * 200] for column in many})).splitlines()
