@@ -30,11 +30,11 @@ from kineto_trace.analysis.finding import (
 from kineto_trace.analysis.host_findings.framework_parts import EVALUATION, Subtree, has_training, settings_of, subtrees
 from kineto_trace.analysis.host_findings.threads import idleness, is_enough, margin, per_step
 from kineto_trace.analysis.host_time.moment_classes import (
-    OPTIMIZER,
     MomentClass,
     annotated_time,
     framework_calls,
     moment_classes,
+    optimizer_time,
 )
 from kineto_trace.analysis.host_time.user_calls import (
     CallTree,
@@ -50,7 +50,7 @@ from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.arrays.row_groups import group, places_by_value
 from kineto_trace.base.array_types import NOTHING, AnyArray, Floats, Ints, Ints8
-from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
+from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import op_roles, ops
 from kineto_trace.structure.library_calls import CALLING_BACK, CallKind, CodePlace, code_place, framework_of
@@ -368,9 +368,9 @@ def _ops_aside(context: Context) -> tuple[Ints, float]:
     rows = rows[np.argsort(table["start"][rows], kind="stable")]
     start, duration = table["start"][rows], table["duration"][rows]
     took = np.minimum(np.diff(start, append=np.iinfo(np.int64).max), duration + DENSE_NS)
-    names = context.get(data_loading_names) | matches(context.trace.strings, OPTIMIZER)
     aside = ~roles.linked[rows] & ~roles.backward[rows] & (window.of(start) >= 0)
-    aside &= containing(*annotated_time(context, names), start) < 0
+    for taken in (annotated_time(context, context.get(data_loading_names)), context.get(optimizer_time)):
+        aside &= containing(*taken, start) < 0
     return rows[aside], float(took[aside].sum())
 
 

@@ -12,6 +12,10 @@ Theory of operation
     wait …), sleeps, runs operators without a backward in a function of its own, or runs no operator for longer than
     LONG_GAP_NS: shorter stretches between operators of the forward are what calling them takes.
 
+    An optimizer may be called with a closure that runs the whole step (Lightning always does). Its annotation contains
+    the closure, which is not the optimizer's: it lasts as long as its Python functions, or, without Python functions,
+    from the beginning of the annotation to the end of the last backward in it.
+
 The tree of user_calls, extended by nodes for the callees of a framework's training loop.
     Where a framework has the loop (train() of a trainer), all of the training is one call of the user's: one entry of
     user_calls. Such an entry, below which the training runs, is opened: every function of a library in it has a node,
@@ -34,11 +38,12 @@ from kineto_trace.analysis.host_time.user_calls import (
     host_time_lost,
     inclusive_sums,
     moments,
+    phases_by_name,
     thread_slices,
     trained_callees,
     user_calls,
 )
-from kineto_trace.arrays.intervals import Union, containing, union
+from kineto_trace.arrays.intervals import Union, containing, difference, intersection, union
 from kineto_trace.base.array_types import NOTHING, Flags, Floats, Ints, Ints8
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
@@ -47,9 +52,8 @@ from kineto_trace.structure.library_calls import CallKind
 
 LONG_GAP_NS = 1_000_000
 ASLEEP = 0.5
-OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
 LOOP = 0.05  # of the time of the training below a node: then the node belongs to the loop
-_STEP = re.compile(r"^Optimizer\.step#")
+_STEP, _ZERO_GRAD = re.compile(r"^Optimizer\.step#"), re.compile(r"^Optimizer\.zero_grad#")
 
 
 class MomentClass(IntEnum):
@@ -160,16 +164,19 @@ def _calls_operators(context: Context) -> Flags:
 
 
 def _calibrated(context: Context, classes: Ints8) -> Floats:
-    """The weights of the moments, so that loading and the optimizer have the time of their exact annotations."""
+    """The weights of the moments, so that loading and the optimizer have the time of their exact annotations.
+
+    How long an optimizer with a closure takes is no better known by its annotations than by its samples.
+    """
     found, window = context.get(moments), context.get(host_steps)
     weight, total = found.weight.copy(), found.weight.sum()
     rest = np.ones(len(weight), np.bool_)
-    for kind, names in (
-        (MomentClass.LOADING, context.get(data_loading_names)),
-        (MomentClass.OPTIMIZER, matches(context.trace.strings, OPTIMIZER)),
-    ):
+    annotated = [(MomentClass.LOADING, annotated_time(context, context.get(data_loading_names)))]
+    if not len(context.get(optimizer_closures).start):
+        annotated.append((MomentClass.OPTIMIZER, context.get(optimizer_time)))
+    for kind, time in annotated:
         own = classes == kind
-        exact, sampled = annotated_time(context, names).within(window.start, window.end).sum(), weight[own].sum()
+        exact, sampled = time.within(window.start, window.end).sum(), weight[own].sum()
         if exact and sampled and 0.5 <= exact / sampled <= 2:
             weight[own] *= exact / sampled
             rest &= ~own
@@ -237,7 +244,33 @@ def framework_calls(context: Context) -> FrameworkCalls:
 
 
 def optimizer_steps(context: Context) -> Union:
-    """Returns when an optimizer was in its step."""
+    """Returns when an optimizer was in its step, without the closures that it called."""
+    return difference(_called_steps(context), context.get(optimizer_closures))
+
+
+def optimizer_time(context: Context) -> Union:
+    """Returns when the training thread was in an optimizer's step or zero_grad, without the closures of its steps."""
+    zero_grad = annotated_time(context, matches(context.trace.strings, _ZERO_GRAD))
+    step = annotated_time(context, matches(context.trace.strings, _STEP))
+    step = difference(step, context.get(optimizer_closures))
+    return union(np.concatenate([zero_grad.start, step.start]), np.concatenate([zero_grad.end, step.end]))
+
+
+def optimizer_closures(context: Context) -> Union:
+    """Returns when the closures ran that optimizers called in their steps."""
+    step, functions = _called_steps(context), context.trace.table("python_function")
+    closure = (context.get(phases_by_name) == StepPhase.CLOSURE)[functions["name"]]
+    if closure.any():
+        return intersection(union(functions["start"][closure], functions.end()[closure]), step)
+    table, backward = context.trace.table("cpu_op"), context.get(op_roles).backward
+    place = containing(*step, table["start"][backward])
+    last = step.start.copy()
+    np.maximum.at(last, place[place >= 0], table.end()[backward][place >= 0])
+    calls = last > step.start
+    return Union(step.start[calls], np.minimum(last, step.end)[calls])
+
+
+def _called_steps(context: Context) -> Union:
     table = context.trace.table("user_annotation")
     own = matches(context.trace.strings, _STEP)[table["name"]]
     return union(table["start"][own], table.end()[own])

@@ -7,8 +7,8 @@ Theory of operation
     autograd's engine runs, on any thread, since the training thread waits for them; the forward that of the outermost
     operators that have a backward. Short gaps in a phase (up to LONG_GAP_NS) are the cost of calling the operators and
     belong to it, unless another phase begins there. Where two phases overlap, the first one in the order of STEP_PHASES
-    counts: an optimizer may be called with a closure that runs forward and backward. The rest is "other", so the parts
-    of a step sum to its length.
+    counts. The closure that an optimizer calls is no part of it. The rest is "other", so the parts of a step sum to its
+    length.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ import numpy as np
 
 from kineto_trace.analysis.host_time.moment_classes import (
     LONG_GAP_NS,
-    OPTIMIZER,
     MomentClass,
     annotated_time,
     moment_classes,
+    optimizer_time,
 )
 from kineto_trace.analysis.host_time.user_calls import (
     host_steps,
@@ -34,7 +34,7 @@ from kineto_trace.analysis.host_time.user_calls import (
 from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.arrays.row_groups import Groups, group
 from kineto_trace.base.array_types import NOTHING, Ints
-from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
+from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES, WAITS, LineCount, format_lines
 from kineto_trace.model.trace import NO_STRING, Table, Trace
@@ -250,7 +250,7 @@ def phase_times(context: Context) -> tuple[Union, Union, Union, Union]:
     backward = roles.backward & outermost
     forward = roles.linked & outermost & (table["thread"] == thread) & ~backward
     loading = annotated_time(context, context.get(data_loading_names))
-    optimizer = annotated_time(context, matches(context.trace.strings, OPTIMIZER))
+    optimizer = context.get(optimizer_time)
     ahead, back = (union(start[chosen], end[chosen]) for chosen in (forward, backward))
     borders = [loading.start, optimizer.start]
     return (

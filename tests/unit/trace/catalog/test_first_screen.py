@@ -13,9 +13,20 @@ from kineto_trace.catalog.view_runner import run_views
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.store.parquet_folder import save_columns
 from kineto_trace.view_api.result import Result, make_result
+from support.trace_files.sampled_stacks import (
+    BACKWARD,
+    LINEAR,
+    MAIN,
+    MODULE,
+    OPTIMIZER,
+    SITE,
+    Sample,
+    sampled_trace,
+)
 from support.trace_files.traces import START_NS, target, trace
 
-US = 1000
+US, MS = 1000, 1_000_000
+EVALUATE = "autograd::engine::evaluate_function: LinearBackward0"
 H200 = Path(__file__).parents[3] / "data/h200"
 
 
@@ -47,6 +58,40 @@ def test_of_several_ranks_each_finding_is_there_once_with_what_the_job_would_gai
         "A step takes 19.9 ms on average on each of 4 ranks. Matrix products do not use the tensor cores (on 4 of 4 "
         "ranks). Changing that could save up to 10.5 ms a step (52 %)."
     )
+
+
+LIGHTNING = f"{SITE}lightning/pytorch/"
+IN_OPTIMIZER = (
+    MAIN[0],
+    f"{LIGHTNING}trainer/trainer.py(530): Trainer.fit",
+    OPTIMIZER,
+    f"{SITE}torch/optim/sgd.py(100): SGD.step",
+)
+IN_CLOSURE = (
+    *IN_OPTIMIZER,
+    f"{LIGHTNING}plugins/precision/precision.py(90): Precision._wrap_closure",
+    f"{LIGHTNING}loops/optimization/automatic.py(129): Closure.__call__",
+)
+
+
+def test_in_lightning_the_training_step_is_not_the_optimizer_that_calls_it(tmp_path: Path) -> None:
+    training = (*IN_CLOSURE, "/job/train.py(30): Net.training_step")
+    step = [(training, "idle")] * 4 + [(*training, MODULE, LINEAR)] * 2 + [(*IN_CLOSURE, BACKWARD)] * 2
+    ops, annotations = [], []
+    for at in range(0, 1000 * MS, 100 * MS):
+        number = {"sequence": at // MS, "thread": 1}
+        ops += [
+            {"name": "aten::linear", "start": at + 40 * MS, "duration": 20 * MS, "torch_thread": 1, **number},
+            {"name": EVALUATE, "start": at + 60 * MS, "duration": 20 * MS, "forward_thread": 1, **number},
+        ]
+        annotations.append({"name": "Optimizer.step#SGD.step", "start": at, "duration": 100 * MS})
+    samples: list[Sample] = [*step, IN_OPTIMIZER, IN_OPTIMIZER] * 10
+    save_columns(sampled_trace(samples, steps=10, ops=ops, annotations=annotations), tmp_path / "trace")
+    found = screen(tmp_path / "trace")
+    assert found.verdict.startswith("A step takes 100 ms on average. Net.training_step (train.py:42) waits. ")
+    shares = [(row["cause"], row["share_pct"], row["what"]) for row in found.time.rows()]
+    assert shares[0] == ("host_other", 40.0, "Net.training_step (/job/train.py:42)")
+    assert shares[-1] == ("host_optimizer", 20.0, "<module> (/job/train.py:42)")
 
 
 def test_facts_that_differ_over_the_ranks_are_listed_and_the_first_ones_of_many(tmp_path: Path) -> None:

@@ -7,11 +7,21 @@ import numpy as np
 import pytest
 from kineto_trace.analysis.cause_views import host_causes
 from kineto_trace.analysis.host_findings.threads import per_step
+from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
 from kineto_trace.analysis.host_time.step_phase_views import data_loading, hot_lines, step_phase_times
 from kineto_trace.analysis.host_time.user_calls import MAX_MOMENTS, moments
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
-from support.trace_files.sampled_stacks import BACKWARD, FORWARD, LOADER, MAIN, Sample, sampled, sampled_trace
+from support.trace_files.sampled_stacks import (
+    BACKWARD,
+    FORWARD,
+    LOADER,
+    MAIN,
+    OPTIMIZER,
+    Sample,
+    sampled,
+    sampled_trace,
+)
 from support.trace_files.traces import trace
 
 MS = 1_000_000
@@ -40,10 +50,28 @@ def test_the_parts_of_a_step_sum_to_its_length() -> None:
     assert (step["step"], average["step"], average["other_pct"]) == ("0", "average", 30.0)
 
 
-def test_forward_and_backward_in_an_optimizers_closure_are_no_part_of_the_optimizer() -> None:
-    closure = [op("Optimizer.step#LBFGS.step", 15, 90)]
+def test_an_optimizers_closure_is_no_part_of_the_optimizer() -> None:
+    closure = [op("Optimizer.zero_grad#LBFGS.zero_grad", 16, 18), op("Optimizer.step#LBFGS.step", 15, 90)]
     (step, _) = step_phase_times(sampled([FORWARD] * 10, ops=OPS, annotations=closure)).rows()
-    assert [step[f"{name}_us"] / 1000 for name in ("forward", "backward", "optimizer", "other")] == [30, 20, 25, 25]
+    assert [step[f"{name}_us"] / 1000 for name in ("forward", "backward", "optimizer", "other")] == [30, 20, 12, 38]
+
+
+def test_a_closure_lasts_as_long_as_its_python_functions() -> None:
+    samples: list[Sample] = [MAIN] * 2
+    samples += [(*MAIN, OPTIMIZER, "/job/train.py(30): main.<locals>.closure")] * 5
+    samples += [(*MAIN, OPTIMIZER)] * 2
+    step_annotation = [op("Optimizer.step#LBFGS.step", 15, 90)]
+    (step, _) = step_phase_times(sampled([*samples, MAIN], ops=OPS, annotations=step_annotation)).rows()
+    assert [step[f"{name}_us"] / 1000 for name in ("forward", "backward", "optimizer", "other")] == [30, 20, 15, 35]
+
+
+def test_the_samples_of_an_optimizer_are_not_stretched_over_its_closure() -> None:
+    closure = (*MAIN, OPTIMIZER, "/job/train.py(30): main.<locals>.closure", BACKWARD)
+    annotation = [op("Optimizer.step#LBFGS.step", 60, 100)]
+    found = sampled([*[MAIN] * 6, *[closure] * 2, *[(*MAIN, OPTIMIZER)] * 2], annotations=annotation).get(
+        moment_classes
+    )
+    assert found.weight[found.kind == MomentClass.OPTIMIZER].sum() == 20 * MS
 
 
 def test_exact_calls_count_only_as_far_as_they_lie_in_the_steps() -> None:
