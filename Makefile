@@ -41,6 +41,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/mypy tests examples
 	$(BIN)/lint-imports
+	$(BIN)/pytest -q tests/unit/test_english.py
 	git ls-files '*.c' '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 
 unit: $(STAMP)

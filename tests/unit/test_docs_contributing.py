@@ -20,6 +20,11 @@ def test_the_hook_for_git_runs_what_ci_runs() -> None:
     assert re.search(r"^test: lint\b", MAKEFILE, re.MULTILINE)
 
 
+def test_lint_looks_for_phrases_that_may_not_come_back() -> None:
+    (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    assert "tests/unit/test_english.py" in recipe
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/getting-started.md", "docs/index.md"])
 def test_the_targets_of_make_exist(name: str) -> None:
     named = set(re.findall(r"(?:`|^)make ([a-z-]+)", (ROOT / name).read_text(), re.MULTILINE))
