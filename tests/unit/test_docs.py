@@ -225,6 +225,12 @@ def test_documents_show_only_options_that_exist() -> None:
         assert used - known - foreign == set(), path.name
 
 
+def test_the_choice_of_tools_is_about_all_that_people_ask_about() -> None:
+    rows = section(read("docs/overview.md"), "Which tool when")
+    tools = ("kinetoctl", "py-spy", "memray", "Nsight Systems", "Nsight Compute", "HTA", "torch.profiler")
+    assert [tool for tool in tools if f"| {tool}" not in rows and f"`{tool} " not in rows] == []
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
