@@ -15,8 +15,7 @@ from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.quantities import share
-
-from kinetoctl.output.units import source_file
+from kineto_trace.base.source_places import source_file
 
 MOST_GROUPS = 5
 TOGETHER = {pb.WAIT_COLLECTIVE, pb.WAIT_GPU}  # in which a rank waits for what others have to do as well

@@ -1,7 +1,6 @@
 """Numbers and values as people read them. Pure."""
 
 import math
-import re
 import time
 from collections.abc import Sequence
 from decimal import Decimal
@@ -63,18 +62,6 @@ def function_name(name: str) -> str:
     """A Python function as Kineto names it, `/long/way/package/file.py(12): f`, with the last folder only."""
     path, separator, rest = name.partition("(")
     return f"{'/'.join(path.split('/')[-2:])}{separator}{rest}"
-
-
-_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python\d+\.\d+)/")
-
-
-def source_file(path: str) -> str:
-    """The path below site-packages or the standard library, else the name of the file: torch/nn/modules/linear.py."""
-    installed = _INSTALLED.sub("", path)
-    if installed != path:
-        return installed
-    folder, _, name = path.rpartition("/")
-    return f"{folder.rpartition('/')[2]}/{name}" if folder and name == "__init__.py" else name
 
 
 # Formats values of result tables for people. Pure.

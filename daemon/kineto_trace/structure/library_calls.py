@@ -31,6 +31,7 @@ import numpy as np
 
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.array_types import Flags, Ints8, UInts8
+from kineto_trace.base.source_places import portable_path, source_file
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NAME_CHARS
 
@@ -67,7 +68,6 @@ _NO_TENSOR = r"\b(?! of (?:type|Tensor|Parameter) object)"  # torch has operator
 _LINE = re.compile(r"\(([0-9]{1,9})\): (?=.)", re.DOTALL)
 _PYTHON_FILES = (".py", ".pyw", ".pyx", ".pxd", ".pxi")
 _NO_FILE = re.compile(r"nn\.Module: |<(?:built-in|method|method-wrapper|slot wrapper|class|function|bound method) ")
-_WINDOWS = re.compile(r"[A-Za-z]:\\|\\\\|[^/]*\\[^/]*$")
 
 
 class CallKind(IntEnum):
@@ -275,7 +275,7 @@ class CodePlace:
     @property
     def path(self) -> str:
         """Returns the file with "/" between folders, on any system."""
-        return self.file.replace("\\", "/") if _WINDOWS.match(self.file) else self.file
+        return portable_path(self.file)
 
     @property
     def name(self) -> str:
@@ -289,8 +289,8 @@ class CodePlace:
 
     @property
     def short(self) -> str:
-        """Returns the place with the name of the file alone."""
-        return self._with(self.path.rpartition("/")[2])
+        """Returns the place with the file from its package on, or its name alone."""
+        return self._with(source_file(self.file))
 
     def _with(self, file: str) -> str:
         line = f":{self.line}" if self.line else ""
