@@ -2,21 +2,30 @@
 
 Theory of operation
     A table for people fits the terminal: texts are shortened in the middle, and columns that do not fit are left out
-    from the right and named below. In a pipe, and with -o wide, all columns are printed, and texts are shortened only
-    if they are very long. Columns without any value are left out. JSON, YAML, CSV and files have everything, unrounded,
-    with the columns' own names, which give the unit; notes then go to stderr.
+    from the right, MEANING first, and named below. Functions, files, lines and short names of causes always stay, and
+    the first two are not shortened either: both together may take two lines. In a pipe, and with -o wide, all columns
+    are printed, and texts are shortened only if they are very long. Columns without any value are left out. JSON, YAML,
+    CSV and files have everything, unrounded, with the columns' own names, which give the unit, and with whole paths;
+    notes then go to stderr.
+
+    Below the verdict, a line of blocks shows the causes of the time of each GPU, or of the host, in different blocks,
+    so that no colour is needed.
 """
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import click
+from kineto_trace.base.source_places import place_parts, short_place
 from kineto_trace.base.visible_text import one_line, visible
-from kineto_trace.view_api.cell_texts import VERDICT, view_title
+from kineto_trace.view_api.cell_texts import PLACES, VERDICT, gain, percent, view_title
 from rich.table import Table
 from rich.text import Text
 
@@ -33,29 +42,56 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1  # of results as JSON; a new one if anything is taken away or means something else
 PIPE_TEXT_WIDTH = 120
-SHORTEST_TEXT = 36
+SHORTEST_TEXT, LEAST_TEXT = 36, 8  # of columns that are added, and of those that are left
 GAP = 2  # between columns
 PROSE = ("advice", "evidence")  # columns that hold sentences
 SAVING = {"title", "saving_us", "saving_pct", "saving_per_step_us", "uncertainty_pct", "guess"}  # of findings
-MEANING, ANSWERS = "MEANING", ("WHAT", "CAUSE")  # titles of columns
-LEAST_PCT = 0.05  # of an uncertainty that is shown
+MEANING, ANSWERS = "MEANING", ("WHAT", "FUNCTION", "FILE", "LINE", "CAUSE")  # titles of columns
 HIDDEN = ("unit", "finding")  # beside these: of other columns' figures, and a short form of the title
 PROSE_WIDTH = 100  # in a pipe
 LIST_COLUMNS = 11  # a single row with more than these is a list
+BARS, MAX_BARS = "time_causes", 16  # the view whose rows are bars, and how many of them
+BLOCKS, ASCII_BLOCKS = "█▓▒░▚·", "#=+-:."  # one for each of the largest causes, the last one for the rest
+LEAST_BAR, PIPE_BAR = 10, 80  # characters
+OTHERS = "others"  # the cause of what is merged
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Shown:
-    """One column as texts."""
+    """One column as texts. places: whether cells may be places in source code, whose parts stay whole."""
 
     title: str
     cells: Sequence[str]
     number: bool
+    places: bool = False
 
     def width(self, text_width: int) -> int:
         """Its width in a terminal if texts have at most text_width characters."""
-        widest = max((len(cell) for cell in self.cells), default=0)
-        return max(len(self.title), widest if self.number else min(widest, text_width))
+        return max(len(self.title), self._widest if self.number else min(self._widest, self.text_width(text_width)))
+
+    def text_width(self, text_width: int) -> int:
+        """The length of its longest text: text_width, or more if the function or the file of a place is longer."""
+        return max(text_width, self._widest_part)
+
+    def fitted(self, text_width: int) -> list[str]:
+        """The cells, shortened if they are too long, those that differ differently; a place in two lines instead."""
+        width = self.text_width(text_width)
+        short = units.shortened_apart(list(map(_one_line, self.cells)), width)
+        places = [_place_lines(cell) if self.places and len(cell) > width else [] for cell in self.cells]
+        return ["\n".join(map(_one_line, lines)) or cell for lines, cell in zip(places, short, strict=True)]
+
+    @cached_property
+    def _widest(self) -> int:
+        return max(map(len, self.cells), default=0)
+
+    @cached_property
+    def _widest_part(self) -> int:
+        return max((len(line) for cell in self.cells if self.places for line in _place_lines(cell)), default=0)
+
+
+def _place_lines(text: str) -> list[str]:
+    """A place in source code in two lines, the second one indented; nothing for other text."""
+    return [part if not number else " " * GAP + part for number, part in enumerate(place_parts(text))]
 
 
 def show_results(
@@ -71,6 +107,7 @@ def show_results(
         results = dict(results)
         if (first := results.pop(VERDICT, None)) is not None:
             _print_verdict(first, settings)
+            _print_bars(results.get(BARS), settings)
         told: set[str] = set()
         for place, (name, result) in enumerate(results.items()):
             if title:
@@ -161,7 +198,17 @@ def print_result(result: "Result", settings: CommonOptions, *, limit: int = 0) -
     if count < len(result):
         say(f"… {len(result) - count:,} more rows (--limit 0 shows all)")
     for note in result.notes:
-        say(f"note: {note}")
+        _print_note(f"note: {note}")
+
+
+def _print_note(text: str) -> None:
+    """Prints a line, in a terminal in several if it is too long."""
+    say_text(_filled(one_line(text), _prose_width(rich_console(sys.stdout))) if sys.stdout.isatty() else one_line(text))
+
+
+def _filled(text: str, width: int, indent: str = "") -> str:
+    """The text in lines of this width; words, such as paths and commands, stay whole."""
+    return textwrap.TextWrapper(width, indent, indent, break_long_words=False, break_on_hyphens=False).fill(text)
 
 
 def _titles(result: "Result") -> list[str]:
@@ -179,7 +226,9 @@ def _columns(result: "Result", count: int) -> list[_Shown]:
         cells = [human(value, column.unit) for value in values]
         if len(result.columns) > 1 and all(cell == NOTHING for cell in cells):
             continue
-        shown.append(_Shown(titles[place], cells, is_number(values)))
+        places = column.name in PLACES and result.view != "query"
+        texts = [short_place(cell) for cell in cells] if places else cells
+        shown.append(_Shown(titles[place], texts, is_number(values), places))
     return shown or [_Shown(title, [NOTHING] * count, False) for title in titles[:1]]
 
 
@@ -203,30 +252,103 @@ def _print_records(result: "Result", count: int, settings: CommonOptions) -> Non
     for row in result.table.slice(0, count).to_pylist():
         head = (one_line(human(row[title])), "bold")
         if row.keys() >= SAVING:
-            console.print(Text.assemble(head))
-            console.print(Text(f"    {_saving(row)}"))
+            console.print(Text(_filled(head[0], width) if sys.stdout.isatty() else head[0], style=head[1]))
+            console.print(Text(f"    {gain(row, several='rank' in row)}"))
         else:
             facts = _facts(row, figures)
             rank = f"rank {row['rank']}: " if "rank" in row else ""
             console.print(Text.assemble(rank, head, f"  {facts}" if facts else ""))
         for name in PROSE:
             if row.get(name):
-                console.print(
-                    Text(textwrap.fill(visible(row[name]), width, initial_indent="    ", subsequent_indent="    "))
-                )
+                console.print(Text(_filled(visible(row[name]), width, "    ")))
         for column in details:
             value = row[column.name] or []
             label = f"    {column.name.replace('_', ' ')}: "
-            items = [_one_line(visible(item)) for item in ([value] if isinstance(value, str) else value)]
-            for place, item in enumerate(units.shortened_apart(items, width - len(label))):
+            for place, item in enumerate(_in_lines(value, column.name, width - len(label))):
                 console.print(Text((" " * len(label) if place else label) + item))
+
+
+def _in_lines(value: str | Sequence[str], name: str, width: int) -> list[str]:
+    """The texts of a column of this name, each shortened to the width, those that differ differently, or a place in one line or two."""
+    texts = [_one_line(visible(item)) for item in ([value] if isinstance(value, str) else value)]
+    parts = place_parts(texts[0]) if name in PLACES and texts else ()
+    if parts:
+        return [" ".join(parts)] if len(" ".join(parts)) <= width else list(parts)
+    return units.shortened_apart(texts, width)
 
 
 def _print_verdict(result: "Result", settings: CommonOptions) -> None:
     text = result.rows()[0][VERDICT]
     if text:
         console = stdout_console(color=settings.color)
-        console.print(Text(textwrap.fill(visible(text), _prose_width(console)), style="bold"))
+        console.print(Text(_filled(visible(text), _prose_width(console)), style="bold"))
+
+
+def _print_bars(result: "Result | None", settings: CommonOptions) -> None:
+    from kineto_trace.model.trace import TRUNCATED
+
+    if result is None or any(TRUNCATED in note for note in result.notes):  # whose shares are not certain
+        return
+    console = stdout_console(color=settings.color)
+    width = console.width if sys.stdout.isatty() else PIPE_BAR
+    for place, line in enumerate(share_bars(result.rows(), width, BLOCKS if _has_blocks() else ASCII_BLOCKS)):
+        console.print(Text(line if place else f"\n{line}"))
+
+
+def _has_blocks() -> bool:
+    """Whether stdout can show more than ASCII."""
+    named = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    try:
+        BLOCKS.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return named not in ("C", "POSIX")  # where Python would write UTF-8 all the same
+
+
+def share_bars(rows: Sequence[Mapping[str, Any]], width: int, blocks: str = BLOCKS) -> list[str]:
+    """Lines of blocks, one for each GPU or host, as long as its causes' shares of the time, and what the blocks mean.
+
+    rows: of view time_causes. width: of a line, in characters. blocks: one for each of the largest causes, and one for
+    the rest.
+    """
+    bars: dict[str, dict[str, float]] = {}
+    total: dict[str, float] = {}
+    with_gpu = len({(row.get("rank"), row["device"]) for row in rows}) > len({row.get("rank") for row in rows})
+    for row in rows:
+        rank = "" if row.get("rank") is None else f"rank {row['rank']} "
+        gpu = f"GPU {row['device']} " if with_gpu and row["device"] is not None else ""
+        for shares in (bars.setdefault(rank + gpu, {}), total):
+            shares[row["cause"]] = shares.get(row["cause"], 0.0) + row["share_pct"]
+    named = sorted((cause for cause in total if cause != OTHERS), key=lambda cause: -total[cause])[: len(blocks) - 1]
+    rest = [cause for cause in total if cause not in named]
+    marks = [*zip(blocks, ([cause] for cause in named), strict=False), *([(blocks[-1], rest)] if rest else [])]
+    lead = max(map(len, bars)) if len(bars) > 1 else 0
+    lines = []
+    for label, shares in list(bars.items())[:MAX_BARS]:
+        parts = [sum(shares.get(cause, 0.0) for cause in causes) for _, causes in marks]
+        whole, room = sum(parts) or 1.0, max(width - lead, LEAST_BAR)
+        ends = [round(room * end / whole) for end in accumulate(parts, initial=0.0)]
+        pieces = (mark * (end - start) for (mark, _), start, end in zip(marks, ends, ends[1:], strict=False))
+        lines.append(f"{label:{lead}}{''.join(pieces)}" if lead else "".join(pieces))
+    if len(bars) > MAX_BARS:
+        lines.append(f"and {len(bars) - MAX_BARS} more: kinetoctl report --view {BARS}")
+    keys = [
+        f"{mark} {'' if lead else f'{percent(sum(total[cause] for cause in causes))} '}"
+        f"{OTHERS if causes is rest else causes[0].replace('_', ' ')}"
+        for mark, causes in marks
+    ]
+    return [*lines, *_packed(keys, width)]
+
+
+def _packed(texts: Sequence[str], width: int) -> list[str]:
+    """The texts in as few lines of this width as they fit into."""
+    lines: list[str] = []
+    for text in texts:
+        if lines and len(lines[-1]) + GAP + len(text) <= width:
+            lines[-1] += " " * GAP + text
+        else:
+            lines.append(text)
+    return lines
 
 
 def _title(name: str, result: "Result") -> str:
@@ -248,18 +370,6 @@ def _facts(row: Mapping[str, Any], figures: Iterable["ResultColumn"]) -> str:
     )
 
 
-def _saving(row: Mapping[str, Any]) -> str:
-    """What a finding promises, how sure that is, and its rank."""
-    from kineto_trace.analysis.finding import ON_RANKS, percent, saving
-
-    parts = [f"could {saving(row)}"] if row["saving_us"] else []
-    parts += ["a rough estimate"] if row["guess"] and parts else []
-    parts += [f"± {percent(row['uncertainty_pct'])}"] if (row["uncertainty_pct"] or 0.0) >= LEAST_PCT else []
-    if "rank" in row:
-        parts.append(f"most on rank {row['rank']}" if row["title"].endswith(ON_RANKS) else f"on rank {row['rank']}")
-    return ", ".join(parts)
-
-
 def _print_title(text: str, settings: CommonOptions) -> None:
     stdout_console(color=settings.color).print(Text(text, style="bold cyan" if sys.stdout.isatty() else ""))
 
@@ -270,45 +380,41 @@ def _print_columns(columns: list[_Shown], settings: CommonOptions) -> None:
         return
     console = rich_console(sys.stdout, no_color=not settings.color)
     fitting, text_width = fit(columns, console.width)
-    if len(fitting) < len(columns):
-        fitting, text_width = fit(answers_first(columns), console.width)
     console.print(_table(fitting, text_width))
     left_out = [column.title for column in columns if column not in fitting]
     if left_out:
-        say(f"… more columns: {', '.join(left_out).lower()} (-o wide, --columns or a wider terminal)")
-
-
-def answers_first(columns: Sequence[_Shown]) -> list[_Shown]:
-    """For a narrow terminal: functions, lines and short names stay, and what a row means in general goes."""
-    place = next((number for number, column in enumerate(columns) if column.title == MEANING), len(columns))
-    before, meaning, behind = columns[:place], columns[place : place + 1], columns[place + 1 :]
-    return [*before, *sorted(behind, key=lambda column: column.title not in ANSWERS), *meaning]
+        _print_note(f"… more columns: {', '.join(left_out).lower()} (-o wide, --columns or a wider terminal)")
 
 
 def fit(columns: Sequence[_Shown], width: int) -> tuple[list[_Shown], int]:
-    """The columns that fit into a terminal of this width, from the left, and the width of their texts."""
-    chosen: list[_Shown] = []
-    for column in columns:
-        needed = sum(each.width(SHORTEST_TEXT) + GAP for each in (*chosen, column)) - GAP
-        if needed > width and chosen:
+    """The columns that fit into a terminal of this width, in their order, and the width of their texts.
+
+    Functions, lines and short names come first, then the columns from the left, and what a row means in general last.
+    """
+    chosen = [column for column in columns if column.title in ANSWERS]
+    for column in sorted(columns, key=lambda column: column.title == MEANING):
+        if column in chosen:
+            continue
+        if chosen and _total((*chosen, column), SHORTEST_TEXT) > width:
             break
         chosen.append(column)
-    texts = [column for column in chosen if not column.number]
-    fixed = sum(column.width(0) + GAP for column in chosen if column.number) - GAP
-    text_width = (width - fixed) // max(len(texts), 1) - GAP
-    while texts and sum(each.width(text_width + 1) + GAP for each in chosen) - GAP <= width and text_width < width:
-        text_width += 1
-    return chosen, max(text_width, 8)
+    chosen.sort(key=columns.index)
+    text_width = width
+    while text_width > LEAST_TEXT and _total(chosen, text_width) > width:
+        text_width -= 1
+    return chosen, text_width
+
+
+def _total(columns: Sequence[_Shown], text_width: int) -> int:
+    """The width of the columns, with what is between them."""
+    return sum(column.width(text_width) + GAP for column in columns) - GAP
 
 
 def _table(columns: Sequence[_Shown], text_width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for column in columns:
         table.add_column(column.title, no_wrap=True, justify="right" if column.number else "left")
-    cells = [
-        column.cells if column.number else units.shortened_apart(list(map(_one_line, column.cells)), text_width)
-        for column in columns
-    ]
+    cells = [column.cells if column.number else column.fitted(text_width) for column in columns]
     for row in zip(*cells, strict=True):
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -1,10 +1,7 @@
 """A finding, and what to do about the common ones."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from kineto_trace.base.quantities import format_duration
 from kineto_trace.structure.library_calls import CallKind
 
 # Causes whose possible saving is unknown.
@@ -22,8 +19,6 @@ GUESSES = frozenset(
         "throttled_clock",
     }
 )
-ON_RANKS = (" ranks)", " captures)")  # what the title of a finding that several traces have ends with
-_WHOLE_PCT = 10.0  # from here on without decimals
 _WORKERS = "in DataLoader workers (num_workers)"
 _LESS = "do this less often, or in another thread or process"
 REMEDIES = {
@@ -153,15 +148,3 @@ class Finding:
     def guess(self) -> bool:
         """Whether the possible saving is unknown; such findings come last."""
         return self.name in GUESSES
-
-
-def saving(row: Mapping[str, Any]) -> str:
-    """Returns what a finding promises: `save up to 36 ms a step (72 %)`. row: of view findings, with a saving."""
-    each = row["saving_per_step_us"]
-    took = f"{format_duration(1e3 * (each or row['saving_us']))} {'a step' if each else 'of the recorded time'}"
-    return f"save up to {took} ({percent(row['saving_pct'])})"
-
-
-def percent(value: float) -> str:
-    """Formats a share with two digits."""
-    return f"{value:.0f} %" if value >= _WHOLE_PCT else f"{value:.1f} %"

@@ -20,7 +20,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from kineto_trace.analysis.finding import ON_RANKS, percent, saving
 from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.analysis.host_findings.standing import NOTHING_MOVED, STANDS_STILL
 from kineto_trace.base.quantities import format_duration, format_ranges, times
@@ -28,7 +27,7 @@ from kineto_trace.base.visible_text import one_line
 from kineto_trace.catalog.view_runner import Request, SameProcess, run_views, sources_of
 from kineto_trace.model.trace import TRUNCATED
 from kineto_trace.open.trace_source import WEAK, Source
-from kineto_trace.view_api.cell_texts import VERDICT
+from kineto_trace.view_api.cell_texts import ON_RANKS, VERDICT, percent, saving
 from kineto_trace.view_api.result import Result, columns, make_result
 
 LEAST_SHARE = 1.0  # %: causes with less are one row

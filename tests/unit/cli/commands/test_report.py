@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
+from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.store.parquet_folder import save_columns
 from kineto_trace.view_api.cell_texts import view_title
 from kinetoctl.commands.report import JOB_OVERVIEW, OVERVIEW, PLUGIN_OVERVIEW, TOP_FINDINGS
@@ -19,6 +20,7 @@ from support.service.cli import Run, environment, run_here, run_process
 from support.service.fake_profiler import FakeProfiler, FakeServer, serve
 from support.service.stored import store
 from support.targets.memory_snapshots import MIB, snapshot, write_snapshot
+from support.trace_files.sampled_stacks import MAIN, SITE, sampled_trace
 from support.trace_files.traces import trace
 from support.trace_files.training_ranks import Job, write_job
 from support.trace_files.uploaded import upload
@@ -60,6 +62,17 @@ def steps_of(start_us: float, step_us: float) -> dict[str, object]:
     return {"traceEvents": events}
 
 
+def test_below_the_verdict_is_a_bar_of_the_shares_of_each_rank(run: Run, traces: Path) -> None:
+    _verdict, bar, rest = run("report", str(traces / "rank0")).stdout.split("\n\n", 2)
+    line, *legend = bar.splitlines()
+    assert (len(line), line[0], legend[0][:2]) == (80, "█", "█ ")
+    assert rest.startswith("Where the step time goes")
+    _verdict, bars, _rest = run("report", str(traces)).stdout.split("\n\n", 2)
+    lines = bars.splitlines()
+    assert [(len(line), line[:7]) for line in lines[:2]] == [(80, "rank 0 "), (80, "rank 1 ")]
+    assert all(mark in lines[2] for mark in set(lines[0][7:]))
+
+
 def test_a_view_is_a_table_with_human_times(run: Run, traces: Path) -> None:
     result = run("report", str(traces / "rank0"), "--view", "diff_step_times")
     assert result.code == 2
@@ -73,6 +86,16 @@ def test_json_is_exact_and_by_view(run: Run, traces: Path) -> None:
     document = result.json()["kernels"]
     assert (document["rows"], document["notes"]) == (rows, [])
     assert document["columns"][2]["unit"] == "us"
+
+
+def test_people_read_places_from_the_package_on_and_programs_whole_paths(run: Run, tmp_path: Path) -> None:
+    export_trace(sampled_trace([(*MAIN, SITE + "a/b.py(7): f")] * 20, steps=2), tmp_path / "trace.json.gz")
+    command = ("report", str(tmp_path / "trace.json.gz"), "--view", "python_samples", "--columns", "function")
+    assert run(*command).stdout == "FUNCTION\na/b.py(7): f\n"
+    assert run(*command, "-o", "json").json()["python_samples"]["rows"] == [{"function": SITE + "a/b.py(7): f"}]
+    command = ("report", str(tmp_path / "trace.json.gz"), "--view", "time_causes", "--columns", "what")
+    assert run(*command).stdout.startswith("WHAT\nmain (train.py:42)\n")
+    assert run(*command, "-o", "json").json()["time_causes"]["rows"] == [{"what": "main (/job/train.py:42)"}]
 
 
 def test_csv_has_names_with_units(run: Run, traces: Path) -> None:
@@ -195,8 +218,10 @@ def test_a_trace_that_lacks_nothing_has_no_empty_table_for_people_but_an_answer_
 def test_without_a_gpu_the_report_begins_with_what_it_knows_and_says_what_is_missing(run: Run, tmp_path: Path) -> None:
     save_columns(trace({"cpu_op": [{"name": "aten::mm", "duration": 5, "thread": 1}]}), tmp_path / "cpu")
     stdout = run("report", str(tmp_path / "cpu")).stdout
-    verdict, title = stdout.splitlines()[0], stdout.splitlines()[3]
+    verdict, bar, rest = stdout.split("\n\n", 2)
+    title = rest.splitlines()[0]
     assert verdict.startswith("100 % of the recorded time is everything else: your own Python code, or waits in it. ")
+    assert bar == f"{80 * '█'}\n█ 100 % host other"
     assert title == "Where the step time goes, by GPU (time_causes)"
     assert "\n 100.0%" in stdout
     assert "\nGPU activities  kinetoctl trace with its defaults " in stdout
@@ -255,6 +280,7 @@ def test_a_truncated_file_has_no_verdict_on_the_time_and_is_a_part(run: Run, tmp
     )
     documents = run("report", str(file), "-o", "json").json()
     assert [len(documents[name]["rows"]) for name in ("time_causes", "findings", "overview", "kernels")] == [0, 0, 0, 1]
+    assert "█" not in result.stdout
 
 
 def test_a_job_says_what_the_time_of_each_rank_went_to_and_of_all_together(run: Run, traces: Path) -> None:

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.formats.trace_export import export_trace
 from kinetoctl.output.console import _cells, table_lines
 from support.service import captures
 from support.service.cli import environment, kinetoctl
 from support.service.fake_profiler import FakeServer
 from support.service.stored import store
+from support.trace_files.sampled_stacks import FORWARD, LOADER, MAIN, SITE, sampled_trace
 
 WIDTHS = (60, 80, 120, 200)
+H200 = Path(__file__).parents[3] / "data/h200"
 COMMANDS = {"plain": ["python", "train.py", "--config", "x" * 4000], "wide": ["python", "訓練.py", "é" * 4000]}
 
 
@@ -158,3 +161,30 @@ def test_report_leaves_out_columns_that_do_not_fit_but_with_wide_it_has_all(tmp_
     head, *rows = in_terminal(60, *command, "-o", "wide")
     assert not any("more columns" in row for row in rows)
     assert [column for column in left_out if column.upper() not in head] == []
+
+
+def test_the_report_has_functions_and_lines_whole_in_80_columns(tmp_path: Path) -> None:
+    own = (*MAIN, "/job/training/language_model_trainer.py(10): LanguageModelTrainer.tokenize_and_pad_the_next_batch")
+    llama = (*MAIN, SITE + "transformers/models/llama/modeling_llama.py(318): LlamaDecoderLayer._update_causal_mask")
+    trace = sampled_trace(([own] * 5 + [llama] * 3 + [FORWARD] * 2 + [(*MAIN, LOADER)]) * 4, steps=4)
+    export_trace(trace, tmp_path / "trace.json.gz")
+    lines = in_terminal(80, "report", str(tmp_path / "trace.json.gz"))
+    assert [line for line in lines if _cells(line) > 80] == []
+    bar = lines.index("") + 1  # below the verdict
+    assert (set(lines[bar]), len(lines[bar]), lines[bar + 1]) == ({"█"}, 80, "█ 100 % host other")
+    place = ["LanguageModelTrainer.tokenize_and_pad_the_next_batch", "(language_model_trainer.py:42)"]
+    table = lines.index("SHARE %  WHAT                                                  CAUSE")
+    assert lines[table + 1 : table + 3] == [f" 100.0%  {place[0]}  host_other", f"           {place[1]}"]
+    where = lines.index(f"    where: {place[0]}")
+    assert lines[where + 1] == f"           {place[1]}"
+    samples = lines.index("Python (python_samples)")
+    assert "transformers/models/llama/modeling_llama.py(318):" in lines[samples + 4]
+    assert SITE not in "".join(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("traces", ["ddp4", "ddp4/rank0.json.gz"])
+def test_no_line_of_the_report_of_a_recorded_trace_is_wider_than_80_columns(traces: str) -> None:
+    lines = in_terminal(80, "report", str(H200 / traces))
+    assert lines[0].startswith("A step takes 19.9 ms on average")
+    assert [line for line in lines if _cells(line) > 80] == []

@@ -1,5 +1,7 @@
+from typing import Any
+
 import pytest
-from kineto_trace.view_api.cell_texts import cell, heading, headings, unit
+from kineto_trace.view_api.cell_texts import cell, gain, heading, headings, unit
 from kineto_trace.view_api.result import columns
 
 
@@ -51,3 +53,45 @@ def test_headings_have_no_units() -> None:
     assert [heading(columns((name, "float", "", ""))[0]) for name in names] == [
         "total", "share %", "peak memory", "name"
     ]  # fmt: skip
+
+
+def test_a_place_in_source_code_is_shown_from_its_package_on_and_whole() -> None:
+    (column,) = columns(("what", "text", "", "a thing"))
+    place = (
+        "LanguageModelTrainer.prepare_the_next_batch (/v/site-packages/transformers/models/llama/modeling_llama.py:7)"
+    )
+    assert cell(place, column) == place.replace("/v/site-packages/", "")
+
+
+FINDING = {
+    "rank": 3, "title": "The host is late", "saving_us": 72_000.0, "saving_pct": 71.7, "saving_per_step_us": 36_000.0,
+    "uncertainty_pct": None, "guess": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("several", "changes", "text"),
+    [
+        (False, {}, "could save up to 36 ms a step (72 %)"),
+        (False, {"saving_per_step_us": None}, "could save up to 72 ms of the recorded time (72 %)"),
+        (
+            False,
+            {"guess": True, "uncertainty_pct": 4.26},
+            "could save up to 36 ms a step (72 %), a rough estimate, ± 4.3 %",
+        ),
+        (False, {"uncertainty_pct": 0.04}, "could save up to 36 ms a step (72 %)"),
+        (True, {}, "could save up to 36 ms a step (72 %), on rank 3"),
+        (
+            True,
+            {"title": "The host is late (on 4 of 4 ranks)"},
+            "could save up to 36 ms a step (72 %), most on rank 3",
+        ),
+        (True, {"rank": None}, "could save up to 36 ms a step (72 %)"),
+        (True, {"saving_us": None, "guess": True}, "on rank 3"),
+        (False, {"saving_us": None, "guess": True}, ""),
+    ],
+)
+def test_a_finding_says_what_it_could_save_how_sure_that_is_and_on_which_rank(
+    several: bool, changes: dict[str, Any], text: str
+) -> None:
+    assert gain({**FINDING, **changes}, several=several) == text
