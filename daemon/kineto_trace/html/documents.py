@@ -10,9 +10,12 @@ from decimal import Decimal
 from math import floor, isfinite, log10
 from typing import Any
 
+from markupsafe import Markup
+
 from kineto_trace.base.quantities import time_of_day
+from kineto_trace.base.source_places import short_place
 from kineto_trace.base.visible_text import visible
-from kineto_trace.view_api.cell_texts import KINDS, PROSE, bare_heading, unit
+from kineto_trace.view_api.cell_texts import KINDS, PLACES, PROSE, bare_heading, unit
 from kineto_trace.view_api.result_columns import ResultColumn, scaled_unit
 
 Document = Mapping[str, Any]
@@ -25,6 +28,7 @@ MAX_ITEMS = 64  # of a list
 LONG = 40  # characters
 SHORT_NAMES = frozenset({"cause", "finding"})  # columns with our own names: charts show them in words, too
 MAX_WHOLE = 1 << 53  # larger integers are ids or times, so their digits are not grouped
+_PLACE = Markup('<span class="place" title="{}">{}</span>')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,11 @@ class TableColumn:
     def number(self) -> bool:
         """Whether it is aligned to the right and sorted by value."""
         return self.kind == "number"
+
+    @property
+    def place(self) -> bool:
+        """Whether its texts may be places in source code, with whole paths."""
+        return self.name in PLACES
 
 
 def titles(columns: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -95,13 +104,19 @@ def unit_text(column: Mapping[str, Any]) -> str:
     return unit(ResultColumn(**column))
 
 
+def place(text: str) -> str:
+    """Returns a place in source code with a short path, the whole one as its title; other text unchanged."""
+    short = short_place(text)
+    return text if short == text else _PLACE.format(text, short)
+
+
 def _column(column: ResultColumn, title: str, values: Sequence[Any], *, apart: bool) -> TableColumn:
     """Returns the column. apart: the rows have units of their own, so figures without one are not comparable."""
     numeric = column.type in ("int", "float") and all(_is_number(value) for value in values if value is not None)
     told, texts = _numbers(column, values) if numeric else ("", _texts(column, values))
     if numeric and apart and column.type == "float" and not column.unit:
         texts = [_significant(value) for value in values]
-    long = any(len(text) > LONG for text in texts)
+    long = any(len(short_place(text) if column.name in PLACES else text) > LONG for text in texts)
     kind = "number" if numeric else "prose" if column.name in PROSE else "long" if long else "text"
     return TableColumn(
         name=column.name,

@@ -4,8 +4,8 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 
 from kineto_trace.base.visible_text import visible
 from kineto_trace.html.charts import figure
-from kineto_trace.html.documents import table_columns, titles, tree_levels, unit_text
-from kineto_trace.view_api.cell_texts import view_sentence, view_title
+from kineto_trace.html.documents import place, table_columns, titles, tree_levels, unit_text
+from kineto_trace.view_api.cell_texts import gain, view_sentence, view_title
 
 
 def environment(*loaders: BaseLoader) -> Environment:
@@ -20,6 +20,8 @@ def environment(*loaders: BaseLoader) -> Environment:
     )
     made.filters.update(
         figure=figure,
+        gain=gain,
+        place=place,
         table_columns=table_columns,
         title=view_title,
         titles=titles,

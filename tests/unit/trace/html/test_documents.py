@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from kineto_trace.html.documents import table_columns, titles, tree_levels
+from kineto_trace.html.documents import place, table_columns, titles, tree_levels
 from kineto_trace.view_api.result_columns import columns
 
 
@@ -85,3 +85,10 @@ def test_titles_are_words_and_no_two_are_alike() -> None:
     assert titles([column._asdict() for column in made]) == [
         "GPU time", "GPU", "Wait share", "Wait time", "Bus bandwidth", "CPU execution"
     ]  # fmt: skip
+
+
+def test_a_place_in_source_code_is_short_with_its_path_in_the_title_and_escaped() -> None:
+    assert place("f (/job/<b>/train.py:13)") == (
+        '<span class="place" title="f (/job/&lt;b&gt;/train.py:13)">f (train.py:13)</span>'
+    )
+    assert place("aten::mm") == "aten::mm"

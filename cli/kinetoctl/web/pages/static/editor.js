@@ -34,14 +34,20 @@ for (const place of document.querySelectorAll("main td, main .stack code, main .
   nodes.forEach(linked);
 }
 
+// Places that are shown with a short path, and have the whole one as their title.
+for (const place of document.querySelectorAll("main .place")) {
+  const [match] = place.title.matchAll(PLACE);
+  if (match) place.replaceChildren(link(place.textContent, match[1], match[2] ?? match[3]));
+}
+
 // Tables with a column for the file and perhaps one for the line.
 for (const table of document.querySelectorAll("main table")) {
   const figures = [...table.querySelectorAll("thead th")].map((title) => title.querySelector("[data-figure]")?.dataset.figure ?? "");
   const [file, line] = [".file", ".line"].map((name) => figures.findIndex((figure) => figure.endsWith(name)));
   if (file < 0) continue;
   for (const {cells} of table.tBodies[0].rows) {
-    const path = cells[file].textContent;
+    const path = cells[file].querySelector(".place")?.title ?? cells[file].textContent;
     const number = line < 0 ? "" : cells[line].textContent.replace(/\D/g, "");
-    if (/^\/(?!\/)[^\\]+\.pyx?$/.test(path)) cells[file].replaceChildren(link(path, path, number || "1"));
+    if (/^\/(?!\/)[^\\]+\.pyx?$/.test(path)) cells[file].replaceChildren(link(cells[file].textContent, path, number || "1"));
   }
 }
