@@ -269,7 +269,7 @@ def _print_records(result: "Result", count: int, settings: CommonOptions) -> Non
 
 
 def _in_lines(value: str | Sequence[str], name: str, width: int) -> list[str]:
-    """The texts of a column of this name, each shortened to the width, those that differ differently, or a place in one line or two."""
+    """The texts of a column of this name, each shortened to the width; a place in one line or two."""
     texts = [_one_line(visible(item)) for item in ([value] if isinstance(value, str) else value)]
     parts = place_parts(texts[0]) if name in PLACES and texts else ()
     if parts:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from kinetoctl.output.console import captured
-from kinetoctl.output.result_tables import _Shown, _table, answers_first, fit
+from kinetoctl.output.result_tables import _Shown, _table
 from kinetoctl.output.units import heading, headings, human
 
 
