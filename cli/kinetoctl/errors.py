@@ -329,7 +329,7 @@ class DaemonFault(CliError):
 class AgentMissing(CliError):
     """The package of the agent is not installed beside kinetoctl."""
 
-    help_text = "`pip install kinetod` installs both."
+    help_text = "`command -v kinetoctl` shows which installation is used; the agent must be in the same one."
 
 
 class NotExecutable(CliError):

@@ -7,16 +7,18 @@ import re
 import signal
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import click
 from kineto_protos.options import Parsed
+from kineto_trace.base.install_advice import install_advice
 
 from kinetoctl.base.common_options import DEFAULT_TIMEOUT_NS, CommonOptions
 from kinetoctl.base.value_types import ADDRESS, DURATION, SIZE
-from kinetoctl.errors import CliError
+from kinetoctl.errors import CliError, Refused
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say, wait_until_set
 
@@ -134,6 +136,8 @@ def command(**given: Any) -> int:
     what that user is allowed to do; its setting access.web_proxies must name the user or certificate of this server.
     At least one of --listen and --socket is required, and nothing is served over TCP without TLS.
     """
+    if find_spec("h11") is None:
+        raise Refused(f"kinetod-web needs h11, which is not installed: {install_advice('h11')}")
     from kinetoctl.web.shared.serving import running_shared  # with the rest of what only the server needs
 
     options = _options(given)

@@ -238,11 +238,24 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def test_advice_to_install_something_names_packages_of_our_extras() -> None:
-    """They can be had however kinetod itself was installed; an extra of `kinetod` only where an index has that."""
+    """They can be had however kinetod itself was installed; no index has kinetod."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     offered = {re.split(r"[<>=;\[ ]", line)[0] for lines in project["optional-dependencies"].values() for line in lines}
     texts = [path.read_text() for folder in ("daemon", "cli") for path in (ROOT / folder).rglob("*.py")]
     texts += [path.read_text() for path in DOCS.glob("*.md")]
     advised = {word for text in texts for word in re.findall(r"pip install ([a-z][\w-]+)", text)}
-    assert advised - offered <= {"kinetod", "nvidia-cuda-cupti"}  # the latter: a newer libcupti
-    assert not [text[:60] for text in texts if "pip install 'kinetod[" in text]
+    assert advised - offered <= {"nvidia-cuda-cupti"}  # a newer libcupti
+
+
+def test_no_text_advises_to_install_kinetod_from_an_index_which_has_none() -> None:
+    folders = ("agent", "cli", "daemon", "deploy", "docs", "examples")
+    paths = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
+    texts = {".py", ".md", ".html", ".template", ".toml", ".sh", ".ipynb"}
+    wrong = re.compile(r"pip install (?:-\S+ )*['\"]?kineto(?:d|ctl|-agent|_trace)\b(?! @)")
+    assert not [path for path in paths if path.suffix in texts and wrong.search(path.read_text())]
+
+
+def test_code_advises_to_install_packages_by_one_function() -> None:
+    sources = [path for folder in ("cli", "daemon") for path in (ROOT / folder).rglob("*.py")]
+    described = {"metrics_settings.py", "__main__.py", "__init__.py", "install_advice.py"}  # no advice for this host
+    assert {path.name for path in sources if "pip install" in path.read_text()} <= described

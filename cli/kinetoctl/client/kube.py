@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from kineto_protos import endpoints
 from kineto_protos.endpoints import KINETOD_NAMESPACE
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.install_advice import install_advice
 
 from kinetoctl.client.channel import show_token
 from kinetoctl.client.slurm import few
@@ -354,9 +355,8 @@ class Cluster:
             import kubernetes
             import kubernetes.stream
         except ImportError as exc:
-            raise KubeFailed(
-                "--kube needs the official Kubernetes client, which is not installed: pip install kubernetes"
-            ) from exc
+            advice = install_advice("kubernetes")
+            raise KubeFailed(f"--kube needs the official Kubernetes client, which is not installed: {advice}") from exc
         self._kubernetes: Any = kubernetes
         self._configuration: Any = kubernetes.client.Configuration()
         self._load(context, kubeconfig or environ.get("KUBECONFIG") or None)

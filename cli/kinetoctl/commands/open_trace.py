@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from kineto_trace.base.install_advice import install_advice
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.perfetto_ui import HOST, INSTALL_COPY, PORT, Served, offline_ui, serving
+from kinetoctl.base.perfetto_ui import HOST, PORT, UI_PACKAGE, Served, offline_ui, serving
 from kinetoctl.errors import Refused, trace_errors, write_errors
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.trace_arguments import memory_bound, one_trace, open_context, trace_argument
@@ -48,7 +49,7 @@ def command(trace: str, no_browser: bool, offline: bool, port: int | None) -> in
     settings = current()
     ui = offline_ui() if offline else None
     if offline and ui is None:
-        raise Refused(f"--offline needs a copy of the UI: {INSTALL_COPY}")
+        raise Refused(f"--offline needs a copy of the UI: {install_advice(UI_PACKAGE)}")
     with one_trace(trace, settings, bounded=False) as source, _readable(source, settings) as file:
         served = Served(file, ui)
         wanted = port if port is not None else (0 if offline else PORT)
@@ -94,8 +95,8 @@ def _show(served: Served, port: int, *, no_browser: bool, settings: CommonOption
         until = "press Ctrl-C to stop" if served.ui else "stops once the file has been loaded, or on Ctrl-C"
         say(f"serving {served.file.name} ({size}) on {HOST}:{port}; {until}", err=True)
         if not served.ui:
-            first = "" if offline_ui() else f", after {INSTALL_COPY}"
-            say(f"without the internet: kinetoctl open --offline{first}", err=True)
+            first = "" if offline_ui() else f"{install_advice(UI_PACKAGE)}, then "
+            say(f"without the internet: {first}kinetoctl open --offline", err=True)
         if not started and not no_browser:
             say(f"no browser was found here: forward the port with `ssh -L {port}:{HOST}:{port} …`", err=True)
     if not served.ui:

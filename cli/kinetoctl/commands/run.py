@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import click
 from kineto_protos import endpoints
+from kineto_trace.base.install_advice import reinstall_advice
 
 from kinetoctl.base.common_options import common_options, current
 from kinetoctl.errors import AgentMissing, CommandNotFound, NotExecutable
@@ -54,7 +55,7 @@ def inject_folder() -> Path:
         folder = place / "bootstrap" / "inject"
         if (folder / "sitecustomize.py").is_file():
             return folder
-    raise AgentMissing(f"the package {AGENT_PACKAGE} is not installed alongside kinetoctl")
+    raise AgentMissing(f"the package {AGENT_PACKAGE} is not installed alongside kinetoctl: {reinstall_advice()}")
 
 
 def rocm_tools(environ: Mapping[str, str]) -> str:

@@ -33,6 +33,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kineto_trace.base.install_advice import install_advice
 from kineto_trace.base.own_processes import ProcessPool
 from kineto_trace.base.quantities import format_ranges, free_memory, memory_errors
 from kineto_trace.catalog.view_catalog import find_view
@@ -188,7 +189,7 @@ def cluster(address: str) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ImportError as exc:
-        raise TraceError("a cluster needs Dask: run pip install distributed") from exc
+        raise TraceError(f"a cluster needs Dask: {install_advice('distributed')}") from exc
     try:
         client = Client(address, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as exc:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from kineto_agent import __version__
 
+from kineto_trace.base.install_advice import install_advice
 from kineto_trace.base.telemetry_ids import TraceContext
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import FormatError
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from opentelemetry.proto.common.v1 import common_pb2 as common
     from opentelemetry.proto.profiles.v1development import profiles_pb2 as pb
 
-MISSING = "OTLP profiles need the package opentelemetry-proto; install it with: pip install opentelemetry-proto"
 SCOPE = "kinetod"
 FRAME_TYPE = "profile.frame.type"  # of OpenTelemetry's semantic conventions
 PYTHON_FRAME = "cpython"
@@ -47,7 +47,8 @@ def otlp_message(found: Profile) -> "pb.ProfilesData":
     try:
         from opentelemetry.proto.profiles.v1development import profiles_pb2 as pb
     except ImportError as exc:
-        raise FormatError(MISSING) from exc
+        advice = install_advice("opentelemetry-proto")
+        raise FormatError(f"OTLP profiles need the package opentelemetry-proto: {advice}") from exc
     dictionary = _Dictionary(pb.ProfilesDictionary(), found)
     message = pb.ProfilesData()
     resource = message.resource_profiles.add()

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from kineto_trace.base.install_advice import install_advice
 from kineto_trace.errors import FileError
 
 # Scheme -> the module, and package, that fsspec needs for it.
@@ -36,7 +37,7 @@ def missing_package(url: str) -> str:
         return ""
     module = SCHEMES[scheme_of(url)]
     found = importlib.util.find_spec(module)
-    return "" if found is not None else f"{module} is not installed: run pip install {module}"
+    return "" if found is not None else f"{module} is not installed: {install_advice(module)}"
 
 
 def open_store(url: str, *, endpoint: str = "", timeout_s: float = TIMEOUT_S) -> tuple[Any, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kineto_trace.base.install_advice import install_advice
 from kineto_trace.errors import TraceError
 from kineto_trace.view_api.result_columns import ResultColumn, Type, columns
 
@@ -56,4 +57,4 @@ def needed(module: str) -> Any:
     except ImportError as exc:
         reason = "is not installed" if isinstance(exc, ModuleNotFoundError) else f"cannot be imported ({exc})"
         package = module.partition(".")[0]
-        raise TraceError(f"{package} {reason}: run pip install {package}") from exc
+        raise TraceError(f"{package} {reason}: {install_advice(package)}") from exc

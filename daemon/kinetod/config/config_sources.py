@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import tomllib
 from kineto_protos.endpoints import is_loopback
+from kineto_trace.base.install_advice import install_advice
 from kineto_trace.base.quantities import times
 
 from kinetod.base import notify
@@ -361,7 +362,7 @@ def hook_problems(config: Config) -> Iterable[tuple[str, str]]:
             yield "hooks.webhook_secret", f"{config.hook_secret} {exc}"
     pushes_otlp = config.hook_profiles and parse_profiles(config.hook_profiles).form is not ProfileForm.PYROSCOPE
     if pushes_otlp and not has_otlp():
-        yield "hooks.profiles", "OTLP needs the package opentelemetry-proto; run pip install opentelemetry-proto"
+        yield "hooks.profiles", f"OTLP needs the package opentelemetry-proto; {install_advice('opentelemetry-proto')}"
     if config.hook_profiles_headers is not None:
         try:
             headers_in(config.hook_profiles_headers.read_bytes())

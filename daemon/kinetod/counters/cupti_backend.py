@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from kineto_agent.system.mappings import mapped_files
+from kineto_trace.base.install_advice import install_advice
 
 from kinetod.counters.interface import (
     SETS,
@@ -61,7 +62,7 @@ UNAVAILABLE = {
     43: "MIG is on: counters of units that instances share would be wrong",
     44: "SLI is on, so the driver provides no counters",
     45: "the Windows Subsystem for Linux provides no counters",
-    46: "this libcupti does not support the chip; install a newer one (pip install nvidia-cuda-cupti)",
+    46: f"this libcupti does not support the chip; for a newer one, {install_advice('-U nvidia-cuda-cupti')}",
 }
 _CUDA_NO_DEVICE = 100
 _OLD_CHIPS = ("GV", "TU")
@@ -358,7 +359,7 @@ class CuptiBackend:
                     raise translated(exc) from exc
                 failures.append(f"{path}: {exc}")
         tried = "; ".join(failures) or "no libcupti is installed"
-        advice = "run pip install nvidia-cuda-cupti for kinetod's Python, or name a library with --library"
+        advice = f"{install_advice('nvidia-cuda-cupti')}, or name a library with --library"
         raise CounterError(CounterCode.UNAVAILABLE, f"no libcupti of CUDA 12.8 or later: {tried}; {advice}")
 
     def _loaded(self) -> NativeCupti:
@@ -502,7 +503,7 @@ def translated(failure: NativeFailure, gpu: str = "", proc: Path = Path("/proc")
     """Error for a failed call; HARDWARE_BUSY without the holder, which the caller may find out."""
     of = f"GPU {gpu}: " if gpu else ""
     if failure.kind == LOADING:
-        reason = f"{of}no counters: {failure}; install the driver and CUPTI (pip install nvidia-cuda-cupti)"
+        reason = f"{of}no counters: {failure}; install the driver and, for CUPTI, {install_advice('nvidia-cuda-cupti')}"
         return CounterError(CounterCode.UNAVAILABLE, reason)
     if failure.kind == DRIVER:
         what = "the driver sees no GPU" if failure.result == _CUDA_NO_DEVICE else f"the driver failed: {failure}"

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from kineto_trace.base.install_advice import install_advice
 
 from kinetod.counters.cupti_backend import (
     CUPTI,
@@ -129,7 +130,8 @@ def _collectors() -> Any:
     try:
         return importlib.import_module("cupti.pm_sampling")
     except Exception as exc:
-        reason = f"cupti-python cannot be imported ({exc}): run pip install cupti-python, or choose the backend cupti"
+        advice = f"{install_advice('cupti-python')}, or choose the backend cupti"
+        reason = f"cupti-python cannot be imported ({exc}): {advice}"
         raise CounterError(CounterCode.UNAVAILABLE, reason) from exc
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kineto_trace.base.install_advice import install_advice
+
 from kinetod.base.safe_text import clean
 from kinetod.gpus.gpu_types import GpuState, LibraryError, LibraryState
 
-INSTALL = "pyrsmi is not installed (pip install pyrsmi)"
 _DRIVER_VERSION = Path("/sys/module/amdgpu/version")
 _ERROR = -1  # returned by pyrsmi's functions instead of raising
 
@@ -29,7 +30,8 @@ class AmdSmi:
             try:
                 from pyrsmi import rocml
             except ImportError as exc:
-                raise LibraryError(LibraryState.ABSENT, INSTALL) from exc
+                advice = install_advice("pyrsmi")
+                raise LibraryError(LibraryState.ABSENT, f"pyrsmi is not installed ({advice})") from exc
             self._smi = rocml
         try:
             self._smi.smi_initialize()

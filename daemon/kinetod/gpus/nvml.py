@@ -26,6 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kineto_trace.base.install_advice import install_advice
+
 from kinetod.base.safe_text import clean
 from kinetod.gpus.gpu_types import SHARES, GpuActivity, GpuProcess, GpuState, LibraryError, LibraryState
 
@@ -34,7 +36,6 @@ _ALL_LINKS = 0xFFFFFFFF  # NVML: the sum over all NVLinks
 _MAX_EVENTS = 1000  # Xids taken per reading
 T = TypeVar("T")
 
-INSTALL = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 # NVML's numbers; with DCGM's fields in dcgmlib/src/dcgm_fields.cpp (DcgmFieldIdToNvmlGpmMetricId).
 METRICS = {
     "graphics_active": 1,  # NVML_GPM_METRIC_GRAPHICS_UTIL, DCGM 1001
@@ -192,7 +193,8 @@ class NvmlCalls:
             try:
                 import pynvml
             except ImportError as exc:
-                raise LibraryError(LibraryState.ABSENT, INSTALL) from exc
+                advice = install_advice("nvidia-ml-py")
+                raise LibraryError(LibraryState.ABSENT, f"nvidia-ml-py is not installed ({advice})") from exc
             self.nvml = pynvml
         nvml = self.nvml
         try:

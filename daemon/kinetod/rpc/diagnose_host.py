@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kineto_protos.plain import standing_text
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.install_advice import install_advice
 from kineto_trace.base.quantities import format_duration, lasted, times
 
 from kinetod.agents.agent_hub import ConnectedAgent
@@ -48,8 +49,8 @@ VENDORS = {"nvml": ("nvidia",), "amdsmi": ("amd",), "sysman": ("intel",), "drm":
 _BESIDE_THE_KERNEL = ("amdsmi", "sysman")  # the kernel's files describe the same GPUs
 _PRODUCTS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 _ADVICE = {
-    ("nvml", LibraryState.ABSENT): "install the driver's libnvidia-ml.so.1 and `pip install nvidia-ml-py`",
-    ("amdsmi", LibraryState.ABSENT): "install AMD SMI of ROCm 6 or later and `pip install pyrsmi`",
+    ("nvml", LibraryState.ABSENT): f"install the driver's libnvidia-ml.so.1, and {install_advice('nvidia-ml-py')}",
+    ("amdsmi", LibraryState.ABSENT): f"install AMD SMI of ROCm 6 or later, and {install_advice('pyrsmi')}",
     ("sysman", LibraryState.ABSENT): "install Intel's Level Zero loader and driver (libze1, intel-level-zero-gpu)",
 }
 _RESTARTS = {
@@ -63,7 +64,7 @@ _ACTIVITY_ADVICE = {
     OFF: "",
     IN_MIG_MODE: "use dcgm-exporter, which has these values for each GPU instance",
     NOT_ALLOWED: "run kinetod as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
-    OLD_DRIVER: "install a driver of branch 535 or later and `pip install -U nvidia-ml-py`",
+    OLD_DRIVER: f"install a driver of branch 535 or later, and {install_advice('-U nvidia-ml-py')}",
 }
 
 

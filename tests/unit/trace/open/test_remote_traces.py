@@ -218,7 +218,7 @@ def test_other_urls_are_refused(url: str, problem: str) -> None:
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(FileError, match=r"gcsfs is not installed: run pip install gcsfs"):
+    with pytest.raises(FileError, match=r"gcsfs is not installed: run \S+ -m pip install gcsfs"):
         find_traces("gs://bucket/x")
 
 

@@ -99,11 +99,11 @@ def test_the_error_of_a_package_that_is_not_there_names_the_extra(
 ) -> None:
     for module in ("pandas", "polars", "matplotlib.pyplot"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(TraceError, match=r"^pandas is not installed: run pip install pandas$"):
+    with pytest.raises(TraceError, match=r"^pandas is not installed: run \S+ -m pip install pandas$"):
         result.to_pandas()
-    with pytest.raises(TraceError, match=r"^polars is not installed: run pip install polars$"):
+    with pytest.raises(TraceError, match=r"^polars is not installed: run \S+ -m pip install polars$"):
         result.to_polars()
-    with pytest.raises(TraceError, match=r"^matplotlib is not installed: run pip install matplotlib$"):
+    with pytest.raises(TraceError, match=r"^matplotlib is not installed: run \S+ -m pip install matplotlib$"):
         needed("matplotlib.pyplot")
 
 
