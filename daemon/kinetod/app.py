@@ -22,6 +22,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
@@ -141,15 +142,19 @@ async def _serve(settings: Settings, origin: Origin) -> None:
     async with contextlib.AsyncExitStack() as stack:
         daemon = await _start(settings, stack)
         reloader = Reloader(settings, origin, daemon.status)
-        in_terminal = sys.stderr.isatty()
+        begun_in_terminal = logs.in_terminal()
 
         def hang_up() -> None:
-            gone = in_terminal and not sys.stderr.isatty()
+            gone = begun_in_terminal and not logs.in_terminal()
             stop.set() if gone else reloader.ask()  # the terminal was closed, or somebody requests a reload
 
         loop.add_signal_handler(signal.SIGHUP, hang_up)
         await daemon.become_ready()
-        log.info("kinetod %s is listening on %s", __version__, ", ".join(map(str, settings.current.listen)))
+        listening = f"kinetod {__version__} is listening on {', '.join(map(str, settings.current.listen))}"
+        if begun_in_terminal:  # whatever the log's level
+            click.echo(listening, err=True)
+        else:
+            log.info("%s", listening)
         tasks = [asyncio.create_task(daemon.housekeeping_loop()), asyncio.create_task(reloader.run())]
         await stop.wait()
         for task in tasks:

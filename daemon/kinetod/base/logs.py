@@ -51,6 +51,11 @@ def set_level(level: str) -> None:
     logging.getLogger().setLevel(level.upper())
 
 
+def in_terminal() -> bool:
+    """Whether standard error is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def to_journal(environ: Mapping[str, str] = os.environ, descriptor: int = 2) -> bool:
     """Whether a descriptor (default: standard error) leads to the journal."""
     try:

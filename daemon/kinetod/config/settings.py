@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from kinetod.base.logs import in_terminal
 from kinetod.base.object_store_urls import checked_endpoint, checked_url
 from kinetod.config.addresses import (
     HELPER_SOCKET,
@@ -65,6 +66,11 @@ SECTIONS = {
 }
 
 
+def _default_log_level() -> str:
+    """A terminal may belong to who uses kinetoctl in it, too: it gets warnings alone."""
+    return "warning" if in_terminal() else "info"
+
+
 def _default_listen() -> tuple[ListenAddress, ...]:
     return (default_listen(),)
 
@@ -92,7 +98,8 @@ class Config(MetricsConfig):
         meaning="where agents connect",
     )
     log_level: str = setting(
-        "server.log_level", Choice("debug", "info", "warning", "error"), "info", option="--log-level", reload=True,
+        "server.log_level", Choice("debug", "info", "warning", "error"),
+        HostDefault(_default_log_level, '"info"; in a terminal "warning"', '"info"'), option="--log-level", reload=True,
         meaning="what to log to standard error: debug, info, warning or error",
     )
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from kinetod.attach.attach_types import Finding, Status
 from kinetod.attach_helper.helper_client import HelperService, HelperTraceFolders
 from kinetod.base.errors import KinetodError, Reason, StartError
 from kinetod.base.fair_slots import FairSlots
-from kinetod.base.logs import Tally
+from kinetod.base.logs import Tally, in_terminal
 from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.config.addresses import ListenAddress
@@ -90,7 +89,7 @@ async def make_access(
     config = settings.current
     # in a shell started by another service it is that service's
     given = os.environ.get("STATE_DIRECTORY", "").split(":")
-    to_file = str(config.state_dir) in given or sys.stderr.isatty()  # a terminal may belong to who uses kinetoctl, too
+    to_file = str(config.state_dir) in given or in_terminal()  # a terminal may belong to who uses kinetoctl, too
     state_dir = config.state_dir if to_file else None
     audit = await asyncio.to_thread(AuditLog, config.audit_file, state_dir=state_dir)
     stack.push_async_callback(asyncio.to_thread, audit.close)

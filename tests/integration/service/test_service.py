@@ -6,12 +6,17 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod import __version__
+from support.service.cli import run_process, wait_for_agent
 from support.service.daemon import IMPORT_PATH, Daemon, running_daemon
+from support.service.pseudo_terminal import in_terminal
+from support.targets.programs import crunching, program
 from support.waiting import scaled, until
 
 WATCHDOG = {"WATCHDOG_USEC": "400000"}
@@ -142,7 +147,7 @@ def test_a_daemon_whose_terminal_is_closed_stops(tmp_path: Path) -> None:
     keeper, terminal = pty.openpty()
     command = [sys.executable, "-m", "kinetod", "--listen", f"unix:{tmp_path}/r", "--agent-socket", f"{tmp_path}/a"]
     process = subprocess.Popen(
-        [*command, "--state-dir", str(tmp_path / "state"), "--no-attach"],
+        [*command, "--state-dir", str(tmp_path / "state"), "--no-attach", "--log-level", "info"],
         env={**os.environ, "PYTHONPATH": IMPORT_PATH},
         stdin=terminal,
         stderr=terminal,
@@ -158,6 +163,27 @@ def test_a_daemon_whose_terminal_is_closed_stops(tmp_path: Path) -> None:
     os.close(keeper)
     process.send_signal(signal.SIGHUP)
     assert process.wait(scaled(20)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--log-level", "info")])
+def test_a_terminal_gets_where_the_daemon_listens_and_more_only_on_request(options: tuple[str, ...]) -> None:
+    with tempfile.TemporaryDirectory(prefix="kinetod-") as root:
+        daemon = Daemon(Path(root), ["--no-attach", "--decode-workers", "1", *options])
+        with in_terminal(daemon.command(), daemon.client_environ()) as terminal:
+            terminal.until(lambda _screen: "is listening on" in terminal.printed, "the daemon listens")
+            with program(crunching(), daemon, quiet=True) as target:
+                wait_for_agent(daemon, target.pid)
+                arguments = ["trace", str(target.pid), "--duration", "10ms", "--output-dir", root]
+                assert run_process(arguments, daemon.client_environ()).code == 0
+            terminal.process.send_signal(signal.SIGTERM)
+            assert terminal.ended() == 0
+        assert "CreateCapture" in (daemon.state_dir / "audit.jsonl").read_text()
+        assert "decision" not in terminal.printed
+        if options:
+            assert re.search(r"INFO .*: capture \S+: CAPTURE_STATUS_DONE", terminal.printed)
+        else:
+            assert terminal.printed == f"kinetod {__version__} is listening on {daemon.address}\r\n"
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def test_in_a_terminal_the_audit_log_goes_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     (tmp_path / "state").mkdir()
-    monkeypatch.setattr(access_wiring, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: terminal)))
+    monkeypatch.setattr(access_wiring, "in_terminal", lambda: terminal)
 
     async def run() -> Path:
         async with parts(tmp_path) as (_access, settings):
