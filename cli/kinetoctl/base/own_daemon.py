@@ -14,6 +14,7 @@ import select
 import shlex
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -161,23 +162,52 @@ def reachable_daemon(settings: CommonOptions, say: Callable[..., object]) -> Ite
     say: prints a line about that, unless --quiet was given; console.say, which this module may not import.
     """
     if settings.address_given or not _nobody_listens(settings.address):
-        with Client(settings.address, timeout_s=settings.timeout_s) as client:
+        with Client(settings.address, timeout_s=settings.timeout_s) as client, _with_roots_command(client):
             yield client
         return
     if not settings.quiet:
         say("kinetod is not running here: starting one for the duration of this command", err=True)
-    with own_daemon("kinetoctl-", timeout_s=settings.timeout_s) as own:
+    with own_daemon("kinetoctl-", timeout_s=settings.timeout_s) as own, _with_roots_command(own):
+        yield own
+
+
+@contextmanager
+def _with_roots_command(client: Client) -> Iterator[None]:
+    """Adds root's command to what the kernel does not let the daemon do, if it would help."""
+    try:
+        yield
+    except Denied as exc:
+        if exc.reason_code == NOT_PERMITTED and has_only_our_rights(client):
+            raise NeedsRoot(exc, command_of_root()) from exc
+        raise
+
+
+def has_only_our_rights(client: Client) -> bool:
+    """Returns whether the daemon runs on this host as this user, who is not root: one of root could do more."""
+    if isinstance(client, OwnDaemon):
+        return os.geteuid() != 0
+    if not os.geteuid() or not client.address.startswith(_UNIX):
+        return False
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_CONNECT_LIMIT_S)
         try:
-            yield own
-        except Denied as exc:
-            if os.geteuid() and exc.reason_code == NOT_PERMITTED:
-                raise NeedsRoot(exc, command_of_root()) from exc
-            raise
+            connection.connect(client.address.removeprefix(_UNIX))
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except OSError:
+            return False
+    _pid, uid, _gid = struct.unpack("3i", peer)
+    return bool(uid == os.geteuid())
 
 
 def command_of_root() -> str:
-    """This command, as root would run it, whatever path sudo searches."""
-    return f"sudo {shlex.join(python('kinetoctl', *sys.argv[1:]))}"
+    """This command, as root would run it, whatever path sudo searches; without the address of a user's daemon."""
+    given, words = iter(sys.argv[1:]), []
+    for word in given:
+        if word == "--address":
+            next(given, None)
+        elif not word.startswith("--address="):
+            words.append(word)
+    return f"sudo {shlex.join(python('kinetoctl', *words))}"
 
 
 def _nobody_listens(address: str) -> bool:

@@ -1,7 +1,6 @@
 """`kinetoctl stacks`."""
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.own_daemon import OwnDaemon, command_of_root, reachable_daemon
+from kinetoctl.base.own_daemon import command_of_root, has_only_our_rights, reachable_daemon
 from kinetoctl.client.selection import Selection
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.selection_options import named_places, place_options, required, selector_options
@@ -101,12 +100,13 @@ def command(all_threads: bool, watches: bool, interval: int, selection: Selectio
             _watch(load, settings, interval / 1e9, all_threads=all_threads)
             return ExitCode.DONE
         look = load()
-        denied = isinstance(client, OwnDaemon) and any(_CAPABILITY in each.stacks.reason for each in look.processes)
+        denied = any(_CAPABILITY in each.stacks.reason for each in look.processes)
+        needs_root = denied and client is not None and has_only_our_rights(client)
     times = StandingTimes().after(look)
     if settings.output == "table":
         _print(look, times, settings, all_threads=all_threads)
     else:
         emit(document(look, times.of), settings.output)
-    if denied and os.geteuid():
+    if needs_root:
         say(f"Root can read it: {command_of_root()}", err=True)
     return ExitCode.DONE if look.complete else ExitCode.PARTIAL

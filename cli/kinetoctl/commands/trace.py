@@ -1,6 +1,5 @@
 """`kinetoctl trace`, the main job, and `kinetoctl memory`, a capture of nothing but a memory snapshot."""
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.own_daemon import NOT_PERMITTED, OwnDaemon, command_of_root, reachable_daemon
+from kinetoctl.base.own_daemon import NOT_PERMITTED, OwnDaemon, command_of_root, has_only_our_rights, reachable_daemon
 from kinetoctl.base.value_types import (
     DURATION,
     SIZE,
@@ -115,18 +114,18 @@ def run_trace(client: Client, request: TraceRequest, settings: CommonOptions) ->
         if outcome.interrupted and not any(target.files for target in outcome.capture.targets):
             progress.note(f"capture {outcome.capture.id} was stopped before anything was recorded")
     show_capture(outcome.capture, outcome.paths, settings, outcome.problems)
-    if isinstance(client, OwnDaemon):
-        end_with(client, outcome)
+    end_with(client, outcome)
     return outcome
 
 
-def end_with(daemon: OwnDaemon, outcome: Outcome) -> None:
-    """Keeps the daemon's folder if files could not be downloaded, and says what a daemon of root could do."""
-    if outcome.problems:
-        daemon.keeps_folder = True
-        state = daemon.folder / "state"
+def end_with(client: Client, outcome: Outcome) -> None:
+    """Keeps an own daemon's folder if files could not be downloaded, and says what a daemon of root could do."""
+    if isinstance(client, OwnDaemon) and outcome.problems:
+        client.keeps_folder = True
+        state = client.folder / "state"
         say(f"To download the missing files later, start their daemon again: kinetod --state-dir {state}", err=True)
-    if os.geteuid() and any(target.reason_code == NOT_PERMITTED for target in outcome.capture.targets):
+    refused = any(target.reason_code == NOT_PERMITTED for target in outcome.capture.targets)
+    if refused and has_only_our_rights(client):
         say(f"Root can trace it: {command_of_root()}", err=True)
 
 

@@ -1,3 +1,4 @@
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from kinetoctl.base import own_daemon
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.base.own_daemon import Child, OwnDaemon, reachable_daemon
+from kinetoctl.base.own_daemon import Child, OwnDaemon, has_only_our_rights, reachable_daemon
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import ChildFailed, Denied, NeedsRoot
 
@@ -53,6 +54,43 @@ def test_what_the_kernel_lets_only_root_do_is_told_with_roots_command(
         str(caught.value),
     )
     assert (found is not None, isinstance(caught.value, NeedsRoot)) == (bool(uid and code), bool(uid and code))
+
+
+@contextmanager
+def listening(path: Path, uid: int) -> Iterator[None]:
+    """A socket whose owner is this user for those who connect: who listened, which only root may feign."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        if (own := os.geteuid()) != uid:
+            os.seteuid(uid)
+        listener.listen()
+        if own != uid:
+            os.seteuid(own)
+        yield
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to listen as another user")
+@pytest.mark.parametrize(("daemon", "caller", "told"), [(1000, 1000, True), (0, 1000, False), (0, 0, False)])
+@pytest.mark.parametrize("given", [True, False])
+def test_so_it_is_by_a_daemon_that_this_user_has_started_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daemon: int, caller: int, told: bool, given: bool
+) -> None:
+    address = f"unix:{tmp_path}/own.sock"
+    monkeypatch.setattr("sys.argv", ["kinetoctl", *(["--address", address] if given else []), "trace", "7"])
+    settings = CommonOptions(
+        address=address, address_given=given, output="table", color=False, quiet=True, timeout_s=1.0
+    )
+    with listening(tmp_path / "own.sock", daemon), pytest.raises(Denied) as caught:
+        monkeypatch.setattr("os.geteuid", lambda: caller)
+        with reachable_daemon(settings, print):
+            raise Denied("process 7 cannot be attached to", reason_code="ATTACH_NOT_PERMITTED")
+    assert bool(re.search(r"\nRoot can trace it: sudo \S+ -P -m kinetoctl trace 7$", str(caught.value))) == told
+
+
+def test_a_daemon_elsewhere_or_gone_has_no_rights_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert not has_only_our_rights(Client("127.0.0.1:1"))
+    assert not has_only_our_rights(Client(f"unix:{tmp_path}/none.sock"))
 
 
 def test_so_it_is_where_a_daemon_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -586,6 +586,18 @@ def test_what_only_root_may_trace_is_told_with_the_command(
     assert not daemon.keeps_folder
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_roots_command_is_told_whoever_started_the_users_daemon(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    monkeypatch.setattr("kinetoctl.commands.trace.has_only_our_rights", lambda _client: ours)
+    refused = captures.target(
+        state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_FAILED, reason_code="ATTACH_NOT_PERMITTED"
+    )
+    trace.profiler.watches = [[ended(refused, status=pb.CAPTURE_STATUS_FAILED)]]
+    assert ("Root can trace it: sudo " in trace().stderr) == ours
+
+
 def test_what_could_not_be_downloaded_stays_where_its_daemon_had_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
