@@ -163,9 +163,8 @@ campaign-xpu: $(STAMP)
 	cd tests && ../$(BIN)/python -m support.xpu.level_zero
 	$(BIN)/python tests/campaign/sources/xpu.py
 
-# The reference of all views and tables, and the stub by which editors complete views, from the code.
+# The stub by which editors complete views, from the code.
 views: $(STAMP)
-	$(BIN)/python docs/generate_views.py
 	$(BIN)/python docs/generate_view_stub.py
 
 # The settings in docs/configuration.md and deploy/config/config.toml, from their declarations.

@@ -1,20 +1,18 @@
-"""Writes docs/views.md from the registered views and the tables of SQL: `python docs/generate_views.py`."""
+"""Prints the page views.md of the site, from the registered views and the tables of SQL."""
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.sql.schema import SqlTable, sql_tables
 from kineto_trace.view_api.view import View
 from kinetoctl.base.view_settings import type_text
 
-PATH = Path(__file__).with_name("views.md")
 HEAD = """# Views and tables
 
-`python docs/generate_views.py` makes this file from the code, and a test checks that it is current.
-[analysis.md](analysis.md) explains how to use views and tables. Units: us microseconds, ns Unix nanoseconds, % percent.
-Any value may be missing because it was not recorded or does not apply.
+This page is made from the code. [analysis.md](analysis.md) explains how to use views and tables. Units: us
+microseconds, ns Unix nanoseconds, % percent. Any value may be missing because it was not recorded or does not apply.
 """
 VIEWS_HEAD = """
 ## Views
@@ -87,11 +85,11 @@ def table_text(found: SqlTable) -> str:
 
 
 def document() -> str:
-    """The whole file."""
+    """The whole page, in Markdown."""
     views = "\n\n".join(view_text(VIEWS[name]) for name in sorted(VIEWS))
     tables = "\n\n".join(table_text(found) for found in sql_tables().values() if found.group != "views")
     return f"{HEAD}{VIEWS_HEAD}\n{views}\n{TABLES_HEAD}\n{tables}\n"
 
 
 if __name__ == "__main__":
-    PATH.write_text(document())
+    sys.stdout.write(document())

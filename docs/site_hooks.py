@@ -1,4 +1,5 @@
-"""Hooks of MkDocs (.mkdocs.yml): pages and files from outside of docs/, links to them, and nothing from elsewhere.
+"""Hooks of MkDocs (.mkdocs.yml): generated pages, pages and files from outside of docs/, links to them, and nothing
+from elsewhere.
 
 The documents are written to be read in the repository, where a link leads to the file that it names. On the site, a
 link to one of PAGES leads to that page, and any other file of the repository that a page links to is copied beside the
@@ -7,6 +8,7 @@ pages.
 
 import posixpath
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ PAGES = {  # file of the repository -> page of the site
     "examples/README.md": "examples.md",
     "examples/accelerator/README.md": "example-accelerator.md",
 }
+VIEWS = "views.md"  # what docs/generate_views.py prints
 SOURCES = {page: source for source, page in PAGES.items()}
 COPIES = "files"  # folder of the site for other files of the repository
 _LINK = re.compile(r"(?<=\]\()(?![a-z+]+:|#|/)([^)#\s]+)")
@@ -75,7 +78,12 @@ def for_site(markdown: str, page: str) -> str:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Adds the pages from outside of docs/, and the files that pages link to. A dead link is left to MkDocs."""
+    """Adds the page of views, the pages from outside of docs/, and the files that pages link to.
+
+    A dead link is left to MkDocs.
+    """
+    views = runpy.run_path(str(ROOT / "docs/generate_views.py"))["document"]()
+    files.append(File.generated(config, VIEWS, content=views))
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     linked = {target for file in files.documentation_pages() for target in targets(file.content_string, file.src_uri)}

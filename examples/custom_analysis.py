@@ -3,7 +3,8 @@
     python examples/custom_analysis.py TRACE [TRACE ...]
 
 A trace is a value with one table for each kind of activity, and each column of a table is a numpy array. Times are
-64-bit nanoseconds. docs/views.md lists the tables and columns; the views of `kinetoctl report` are made in this way.
+64-bit nanoseconds. `kinetoctl query --schema` lists the tables and columns; the views of `kinetoctl report` are made in
+this way.
 """
 
 import sys

@@ -368,7 +368,7 @@ class Capture:
         )
 
     def report(self, view: str = "overview", **options: Any) -> list[dict[str, Any]]:
-        """The rows of a view over the fetched traces; docs/views.md lists the views, their options and columns.
+        """The rows of a view over the fetched traces; `kinetoctl report --describe` lists their columns.
 
         Raises UsageProblem before `fetch`, WrongAnalysis for an unknown view or option, TraceUnreadable.
         """

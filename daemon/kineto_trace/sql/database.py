@@ -368,7 +368,9 @@ def _type(arrow: pa.DataType) -> ResultType:
 
 
 def query(sql: str, sources: Paths | Context | Trace | Iterable[Paths]) -> Result:
-    """Returns the result of one SELECT in DuckDB's dialect over one or many traces; docs/views.md lists the tables.
+    """Returns the result of one SELECT in DuckDB's dialect over one or many traces.
+
+    `kinetoctl query --schema` lists the tables.
 
     sources: an open trace or its context; or paths (files, folders, patterns); or the result of find_traces(). All of
         them are open at the same time.

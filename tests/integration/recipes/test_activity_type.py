@@ -149,8 +149,7 @@ def test_an_activity_type_takes_four_edits_and_then_has_its_table_its_rows_in_vi
     tree.insert("daemon/kineto_trace/decode/cupti_records.py", '"EXTERNAL_CORRELATION"),\n', ROW)
     tree.insert("daemon/kineto_trace/model/activity_tables.py", 'categories=("gpu_memset", "memset"),\n    ),\n', TABLE)
     tree.python("-c", GENERATE)
-    tree.python("docs/generate_views.py")
-    assert "### gpu_decompress" in tree.text("docs/views.md")
+    assert "### gpu_decompress" in tree.python("docs/generate_views.py")
     assert json.loads(tree.python("-c", USE)) == {
         "offered": True,
         "columns": COLUMNS,
