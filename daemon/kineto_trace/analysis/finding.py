@@ -1,6 +1,9 @@
 """A finding, and what to do about the common ones."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kineto_trace.structure.library_calls import CallKind
 
@@ -19,6 +22,23 @@ GUESSES = frozenset(
         "throttled_clock",
     }
 )
+# Causes whose saving rests on an assumption, such as twice the speed, besides the time that was measured.
+ASSUMED = frozenset(
+    {
+        "double_precision",
+        "elementwise",
+        "exposed_communication",
+        "gpu_shared",
+        "no_tensor_cores",
+        "small_collectives",
+        "small_grids",
+        "small_kernels",
+        "unfused_optimizer",
+    }
+)
+MEASURED = 0.5  # of the saving: one that is known better than that counts as measured
+_SENTENCE = re.compile(r"[.!?] (?=[^a-z])")  # between sentences
+_ASIDE = re.compile(r" \((?:[^()]|\([^()]*\))*\)")
 _WORKERS = "in DataLoader workers (num_workers)"
 _LESS = "do this less often, or in another thread or process"
 REMEDIES = {
@@ -75,29 +95,29 @@ HOLDER_OF_THE_GIL = (
     "that thread sleep between small pieces of work."
 )
 PINNING = (
-    "This DataLoader thread copies batches into pinned memory, and holds the GIL while it frees the workers' memory. "
-    "Give it less to do: smaller types (uint8 images, 16-bit numbers), fewer and larger tensors per batch, and nothing "
-    "in a batch that the training does not need."
+    "Give this DataLoader thread less to do: smaller types (uint8 images, 16-bit numbers), fewer and larger tensors "
+    "per batch, and nothing in a batch that the training does not need. It copies batches into pinned memory, and "
+    "holds the GIL while it frees the workers' memory."
 )
 COLLECTIVES_OF_THE_HOST = (
     "Use the NCCL backend for tensors on the GPU, and keep barriers and object collectives out of the loop."
 )
 BLOCKED = (
-    "The thread is off the CPU here: it sleeps, or waits for a lock, a file or the network. Remove the wait, move it "
-    "to another thread, or prepare ahead of time what the thread waits for (a queue, DataLoader workers)."
+    "Remove the wait, move it to another thread, or prepare ahead of time what the thread waits for (a queue, "
+    "DataLoader workers). The thread is off the CPU here: it sleeps, or waits for a lock, a file or the network."
 )
 BUSY = (
     "Look at this line: replace element-by-element work with operations on whole arrays or tensors, cache results "
     "that would otherwise be recomputed, and run independent work in other processes."
 )
 FRAMEWORK = (
-    "This is what the framework does around the training itself. Leave out callbacks, hooks, metrics and logs that are "
-    "not needed in every step, or do more per step (a larger batch, several batches per optimizer step)."
+    "Leave out callbacks, hooks, metrics and logs that are not needed in every step, or do more per step (a larger "
+    "batch, several batches per optimizer step). This is what the framework does around the training itself."
 )
 PAGING = (
-    "This memory was swapped out, or belongs to a memory-mapped file (numpy.memmap, Arrow), and is read from storage "
-    "page by page. Check for swapping (free, vmstat, the memory limit of the container), use less memory (fewer "
-    "workers, smaller caches) or add memory, and read mapped files ahead of time in worker processes."
+    "Check for swapping (free, vmstat, the memory limit of the container), use less memory (fewer workers, smaller "
+    "caches) or add memory, and read mapped files ahead of time in worker processes. This memory was swapped out, or "
+    "belongs to a memory-mapped file (numpy.memmap, Arrow), and is read from storage page by page."
 )
 LOADING = (
     "Load batches ahead of time and in parallel: DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…)."
@@ -148,3 +168,18 @@ class Finding:
     def guess(self) -> bool:
         """Whether the possible saving is unknown; such findings come last."""
         return self.name in GUESSES
+
+
+def confidence(row: Mapping[str, Any]) -> str:
+    """Returns how sure the saving of a row of view findings is: "measured", "likely" or "a rough estimate"."""
+    if row["guess"]:
+        return "a rough estimate"
+    error = row["uncertainty_pct"]
+    known = error is not None and error <= MEASURED * row["saving_pct"] and row["finding"] not in ASSUMED
+    return "measured" if known else "likely"
+
+
+def remedy(row: Mapping[str, Any]) -> str:
+    """Returns what a row of view findings says to do, in a sentence; "" if it says nothing."""
+    first = _SENTENCE.split(row["advice"] or "", maxsplit=1)[0]
+    return _ASIDE.sub("", first).partition("; ")[0].rstrip(".")

@@ -3,10 +3,11 @@
 `kinetoctl report`, its JSON, the HTML report and the web page begin with the same sentence (`verdict`).
 
 Theory of operation
-    The sentence has the length of a step and the finding that saves most. Where nothing is sure to save time, it names
-    the largest cause instead, and calls the best finding a rough estimate. A truncated file gets no verdict on its
-    time, since Chrome traces hold operators, Python and the GPU's work one after the other. A program that stands still
-    has no steps worth a figure: where each rank stands is the answer, the odd one out first.
+    The sentence has the length of a step, the finding that saves most, what to do about it, and how sure the saving
+    is. Where nothing is sure to save time, it names the largest cause instead, and calls the best finding a rough
+    estimate. A truncated file gets no verdict on its time, since Chrome traces hold operators, Python and the GPU's
+    work one after the other. A program that stands still has no steps worth a figure: where each rank stands is the
+    answer, the odd one out first.
 
     Traces are ranks of one job if they say so: by a rank that is stated in the trace or in its name, by a world size,
     or because their windows overlap. Otherwise they are runs of a program, one after the other, and their figures must
@@ -20,11 +21,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from kineto_trace.analysis.finding import confidence, remedy
 from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.analysis.host_findings.standing import NOTHING_MOVED, STANDS_STILL
 from kineto_trace.base.quantities import format_duration, format_ranges, times
+from kineto_trace.base.source_places import place_parts
 from kineto_trace.base.visible_text import one_line
-from kineto_trace.catalog.view_runner import Request, SameProcess, run_views, sources_of
+from kineto_trace.catalog.view_runner import Request, run_views, sources_of
 from kineto_trace.model.trace import TRUNCATED
 from kineto_trace.open.trace_source import WEAK, Source
 from kineto_trace.view_api.cell_texts import ON_RANKS, VERDICT, percent, saving
@@ -114,14 +117,14 @@ def first_screen(results: Collection[Result], traces: int) -> FirstScreen:
     )
 
 
-def first_screen_of(paths: Sequence[Path]) -> FirstScreen:
-    """Makes the first screen of the traces of one capture. Reads one after the other in this process.
+def first_screen_of(paths: Sequence[Path], *, executor: Executor | None = None) -> FirstScreen:
+    """Makes the first screen of the traces of one capture. executor: where to read them; None: as run_views chooses.
 
     Raises FileError, TraceError.
     """
     sources = sources_of(paths)
     requests = first_requests(len(sources))
-    return first_screen(run_views(requests, sources, executor=SameProcess()), len(sources))
+    return first_screen(run_views(requests, sources, executor=executor), len(sources))
 
 
 def _cause_first(result: Result) -> Result:
@@ -209,13 +212,15 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     lead = _length(causes, ranks, traces)
     best = next(filter(_is_sure, rows), None)
     if best is not None:
-        return f"{lead}{_title(best, traces)}. Changing that could {saving(best)}."
+        to_do = _to_do(best)
+        change = "That" if to_do else "Changing that"
+        return f"{lead}{_title(best, traces)}.{to_do} {change} would {saving(best, confidence(best))}."
     if not causes:
         return ""
     largest, whole = max(causes, key=lambda row: row["share_pct"]), "it" if lead else "the recorded time"
     parts = [f"{lead}{percent(largest['share_pct'])} of {whole} is {_cause(largest['meaning'])}."]
     if rows:
-        parts.append(f"Most promising, by a rough estimate: {_lowered(_title(rows[0], traces))}.")
+        parts.append(f"Most promising, by a rough estimate: {_lowered(_title(rows[0], traces))}.{_to_do(rows[0])}")
     elif not findings.failure:
         parts.append("No finding would save half a per cent or more.")
     return " ".join(parts)
@@ -244,6 +249,11 @@ def _is_sure(row: Row) -> bool:
     return bool(row["saving_us"]) and not row["guess"]
 
 
+def _to_do(row: Row) -> str:
+    """Returns the remedy as a sentence, with a space before it; "" if there is none."""
+    return f" {text}." if (text := remedy(row)) else ""
+
+
 def verdict_result(text: str) -> Result:
     """Returns the verdict as a result, for formats that hold results."""
     return make_result(VERDICT, _VERDICT_COLUMNS, {"verdict": [text or None]})
@@ -263,10 +273,13 @@ def _rank(row: Row) -> str:
 
 
 def _title(row: Row, traces: int) -> str:
-    """Returns the title of a finding; in a job, with the rank if only one has it."""
+    """Returns the title of a finding with its place; in a job, with the rank if only one has it."""
     title = str(row["title"]).rstrip(".")
-    rank = "" if traces == 1 or title.endswith(ON_RANKS) else f"rank {row['rank']}"
-    return f"{title} (on {rank})" if rank and rank not in title else title
+    common, rank = title.endswith(ON_RANKS), f"rank {row['rank']}"
+    place = place_parts(row.get("where") or "")
+    if len(place) == 2 and place[0] not in title:
+        title += f"{f', on {rank}' if common else ','} mostly in {' '.join(place)}"
+    return title if traces == 1 or common or rank in title else f"{title} (on {rank})"
 
 
 def _lowered(text: str) -> str:

@@ -73,8 +73,9 @@ def _answer(line: str) -> dict[str, Any]:
 def _about(folders: Sequence[str]) -> dict[str, str]:
     """Returns the answer about these targets. Raises FileError, TraceError."""
     from kineto_trace.catalog.first_screen import first_screen_of  # 200 ms and 40 MB that a decoder does without
+    from kineto_trace.catalog.view_runner import SameProcess
 
-    found = first_screen_of([Path(folder) for folder in folders])
+    found = first_screen_of([Path(folder) for folder in folders], executor=SameProcess())
     return {"verdict": found.verdict, "cause": found.cause}
 
 

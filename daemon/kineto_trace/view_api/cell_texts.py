@@ -185,11 +185,14 @@ def view_sentence(name: str, description: str) -> str:
     return told or " ".join(description.split("\n\n")[0].split())
 
 
-def saving(row: Mapping[str, Any]) -> str:
-    """Returns what a finding promises: `save up to 36 ms a step (72 %)`. row: of view findings, with a saving."""
+def saving(row: Mapping[str, Any], sure: str = "") -> str:
+    """Returns what a finding promises: `save up to 36 ms a step (72 %)`. row: of view findings, with a saving.
+
+    sure: its confidence, to stand behind the share.
+    """
     each = row["saving_per_step_us"]
     took = f"{format_duration(1e3 * (each or row['saving_us']))} {'a step' if each else 'of the recorded time'}"
-    return f"save up to {took} ({percent(row['saving_pct'])})"
+    return f"save up to {took} ({', '.join(filter(None, (percent(row['saving_pct']), sure)))})"
 
 
 def gain(row: Mapping[str, Any], *, several: bool) -> str:

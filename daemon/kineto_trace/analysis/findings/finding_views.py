@@ -376,9 +376,9 @@ def exposed_communication(context: Context) -> Iterator[Finding]:
         name="waiting_in_collectives",
         title="The GPU waits in collectives for another rank",
         saving_ns=split.waiting_gain,
-        advice="Another rank arrives late, or the ranks have unequal work; larger buckets do not help. The view "
-        "rank_what_if over the traces of all ranks names the slow rank, and shows what the job would gain if it were "
-        "as fast as the others.",
+        advice="Find the slow rank with the view rank_what_if over the traces of all ranks, which also shows what the "
+        "job would gain if it were as fast as the others. Larger buckets do not help: another rank arrives late, or "
+        "the ranks have unequal work.",
         evidence=f"{seen}; at least {format_duration(split.waiting)} of that is waiting (time beyond the shortest "
         f"collective of the same kind and size); the longest wait took {format_duration(split.longest)}"
         f"{_limit(split.waiting_gain, split.waiting)}",

@@ -217,8 +217,8 @@ def annotations(context: Context) -> Iterator[Finding]:
             name="host_annotation",
             title=f"The GPU waits for the host in {detail_text(context, part)}, outside operators",
             saving_ns=time,
-            advice="The host runs code other than operators there. Record Python stacks to see the function (kinetoctl "
-            "trace --with-stack, torch.profiler with_stack=True).",
+            advice="Record Python stacks to see the function (kinetoctl trace --with-stack, torch.profiler "
+            "with_stack=True). The host runs code other than operators there.",
             evidence=f"{format_duration(time)} of the GPU's idle time in {times(part.pieces, 'stretch', 'stretches')}",
             causes=("annotation",),
         )
@@ -348,9 +348,8 @@ def _cause(cause: str, name: str, title: str, advice: str, *more: str) -> Callab
             return
         gaps, chosen = _gaps_of(context, [each for each in (cause, *more) if each not in GPU_CAUSES])
         top = next(iter(_largest(context, cause, 0)), None)
-        mostly = (
-            f", {format_duration(top.time_ns / len(found.devices))} of it in {detail_text(context, top)}" if top else ""
-        )
+        took = top.time_ns / len(found.devices) if top else 0.0
+        mostly = f", {format_duration(took)} of it in {detail_text(context, top)}" if top else ""
         yield Finding(
             name=name,
             title=title,
@@ -360,6 +359,7 @@ def _cause(cause: str, name: str, title: str, advice: str, *more: str) -> Callab
             causes=(cause, *more),
             op=heaviest_op(context, gaps.op[chosen], gaps.length[chosen]),
             frame=top.frame if top else -1,
+            where=(detail_text(context, top) or "") if top and top.frame >= 0 and took >= saving / 2 else "",
         )
 
     return finder

@@ -56,7 +56,8 @@ def test_of_several_ranks_each_finding_is_there_once_with_what_the_job_would_gai
     assert sum(found.time.values("share_pct")) == pytest.approx(100)
     assert found.verdict == (
         "A step takes 19.9 ms on average on each of 4 ranks. Matrix products do not use the tensor cores (on 4 of 4 "
-        "ranks). Changing that could save up to 10.5 ms a step (52 %)."
+        "ranks). Use bfloat16 or float16, or TF32 for float32, or float8 for the largest products. That would save up "
+        "to 10.5 ms a step (52 %, likely)."
     )
 
 
@@ -123,7 +124,7 @@ def test_several_captures_of_a_rank_are_no_ranks(tmp_path: Path) -> None:
 CAUSE = {"device": 0, "share_pct": 70.4, "step_us": 100.0, "meaning": "GPU computes: other kernels"}
 FINDING = {
     "rank": 0, "finding": "host_bound", "title": "The host is late", "saving_us": 36_000.0, "saving_pct": 36.0,
-    "saving_per_step_us": 36.0, "guess": False,
+    "saving_per_step_us": 36.0, "uncertainty_pct": 1.5, "guess": False, "advice": "Hurry (a lot). It is late.",
 }  # fmt: skip
 
 
@@ -139,21 +140,27 @@ def told(findings: list[dict[str, Any]], *causes: dict[str, Any], ranks: int = 1
 
 def test_the_verdict_is_the_step_and_what_saves_most_of_it() -> None:
     assert told([FINDING], CAUSE) == (
-        "A step takes 100 µs on average. The host is late. Changing that could save up to 36 µs a step (36 %)."
+        "A step takes 100 µs on average. The host is late. Hurry. That would save up to 36 µs a step (36 %, measured)."
+    )
+
+
+def test_a_finding_without_advice_still_says_what_it_would_save() -> None:
+    assert told([{**FINDING, "advice": None}], CAUSE).endswith(
+        " The host is late. Changing that would save up to 36 µs a step (36 %, measured)."
     )
 
 
 def test_without_steps_the_verdict_is_about_the_recorded_time() -> None:
     found = {**FINDING, "saving_per_step_us": None, "saving_pct": 3.25}
     assert told([found], {**CAUSE, "step_us": None}) == (
-        "The host is late. Changing that could save up to 36 ms of the recorded time (3.2 %)."
+        "The host is late. Hurry. That would save up to 36 ms of the recorded time (3.2 %, measured)."
     )
 
 
 def test_a_finding_that_may_save_nothing_is_called_a_rough_estimate_behind_the_largest_cause() -> None:
     assert told([{**FINDING, "guess": True}], CAUSE) == (
         "A step takes 100 µs on average. 70 % of it is computation on the GPU: other kernels. Most promising, "
-        "by a rough estimate: the host is late."
+        "by a rough estimate: the host is late. Hurry."
     )
 
 
@@ -173,7 +180,28 @@ def test_a_finding_that_one_rank_of_a_job_has_names_it() -> None:
         ("The host is late (on 2 of 4 ranks)", "The host is late (on 2 of 4 ranks)"),
     ):
         found = told([{**FINDING, "title": title}], CAUSE, ranks=4)
-        assert found.startswith(f"A step takes 100 µs on average on each of 4 ranks. {shown}. Changing that could ")
+        assert found.startswith(f"A step takes 100 µs on average on each of 4 ranks. {shown}. Hurry. That would ")
+
+
+@pytest.mark.parametrize(
+    ("title", "where", "shown"),
+    [
+        (
+            "The GPU waits",
+            "Images.get (/a/a job/train.py:13)",
+            "The GPU waits, mostly in Images.get (train.py:13)",
+        ),
+        ("Images.get waits", "Images.get (train.py:13)", "Images.get waits"),
+        ("The thread waits", "thread 12", "The thread waits"),
+    ],
+)
+def test_the_verdict_has_the_place_that_the_title_lacks(title: str, where: str, shown: str) -> None:
+    assert f" {shown}. Hurry. " in told([{**FINDING, "title": title, "where": where}], CAUSE)
+
+
+def test_the_place_of_a_finding_that_several_ranks_have_is_that_of_the_worst_one() -> None:
+    found = told([{**FINDING, "title": "It waits (on 2 of 2 ranks)", "where": "get (/a.py:3)"}], CAUSE, ranks=2)
+    assert " It waits (on 2 of 2 ranks), on rank 0 mostly in get (a.py:3). Hurry. " in found
 
 
 def test_a_step_of_several_gpus_is_as_long_as_that_of_each() -> None:

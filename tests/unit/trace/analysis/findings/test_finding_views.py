@@ -208,7 +208,7 @@ def test_what_a_collective_takes_beyond_others_alike_is_waiting_and_no_transfer(
         "at least 170 µs of that is waiting (time beyond the shortest collective of the same kind and size); the "
         "longest wait took 170 µs" in (rows["waiting_in_collectives"]["evidence"])
     )
-    assert rows["waiting_in_collectives"]["advice"].startswith("Another rank arrives late")
+    assert rows["waiting_in_collectives"]["advice"].startswith("Find the slow rank")
 
 
 @pytest.mark.parametrize(("late", "waiting"), [({1: 15_000.0}, 15_000.0), ({}, 0.0)])
