@@ -105,8 +105,10 @@ def status_of(parts: "Sequence[OfHost[pb.Capture]]") -> str:
 
 
 def row_of(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> dict[str, Any]:
-    """A capture in the list."""
+    """A capture in the list. Each host knows where its own part's time went: the first one that does is named."""
     first = parts[0].item
+    told = next((part for part in parts if part.item.answer.cause), parts[0])
+    answer, on_host = told.item.answer, f" (on {told.place.host})" if len(parts) > 1 else ""
     targets = [target for part in parts for target in part.item.targets]
     labels = dict(first.spec.labels)
     if capture_id != first.id:
@@ -118,8 +120,8 @@ def row_of(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> dict[str, 
         "age": units.age(first.created_ns),
         "age_s": max(0, time.time_ns() - first.created_ns) // 10**9,
         "pids": [target.pid for target in targets],
-        "cause": first.answer.cause if len(parts) == 1 else "",
-        "verdict": first.answer.verdict if len(parts) == 1 else "",
+        "cause": answer.cause + on_host if answer.cause else "",
+        "verdict": answer.verdict + on_host if answer.verdict else "",
         "again": False,
         "process": (first.host, *((each.pid, each.start_time_ns) for each in first.targets)),
         "command": next((command for part in parts for command in commands(part.item)), ""),

@@ -14,6 +14,7 @@ from kinetoctl.web.analyses.trace_library import TraceLibrary
 from kinetoctl.web.http.web_messages import WebRequest, WebSession
 from kinetoctl.web.pages.list_pages import (
     by_process,
+    captures_page,
     facts,
     listed,
     live_page,
@@ -77,6 +78,17 @@ def test_the_row_of_a_capture_of_many_hosts_has_all_of_it() -> None:
     assert FLEET_LABEL in row_of(parts[0].item.id, parts[:1])["labels"]
 
 
+def test_the_top_cause_of_a_capture_of_many_hosts_is_that_of_a_part_that_knows_it() -> None:
+    parts = [part(host, 1, fleet=FLEET) for host in "abc"]
+    for each in parts[1:]:
+        each.item.answer.cause, each.item.answer.verdict = "It waits", "A step takes 2 ms. It waits."
+    row = row_of(FLEET, parts)
+    assert (row["cause"], row["verdict"]) == ("It waits (on b)", "A step takes 2 ms. It waits. (on b)")
+    row = row_of(FLEET, parts[2:])
+    assert (row["cause"], row["verdict"]) == ("It waits", "A step takes 2 ms. It waits.")
+    assert row_of(FLEET, parts[:1])["cause"] == ""
+
+
 RUNNING, DONE, FAILED = pb.CAPTURE_STATUS_RUNNING, pb.CAPTURE_STATUS_DONE, pb.CAPTURE_STATUS_FAILED
 
 
@@ -108,23 +120,42 @@ class Asked:
 
     found: list[pb.Process]
     asked: list[dict[str, Any]] = field(default_factory=list)
+    stored: list[pb.Capture] = field(default_factory=list)
 
     def processes(self, _selector: pb.Selector, **options: Any) -> list[pb.Process]:
         self.asked.append(options)
         return self.found
 
+    def captures(self, _labels: dict[str, str], **_options: Any) -> list[pb.Capture]:
+        return self.stored
 
-def page(client: Asked, **query: str) -> str:
+
+def context_of(client: Asked) -> PageContext:
     settings = CommonOptions(address="unix:/d.sock", output="table", color=False, quiet=True, timeout_s=1)
-    context = PageContext(
+    return PageContext(
         settings=settings,
         library=TraceLibrary(settings),
         queue=None,  # type: ignore[arg-type]
         daemons=OneDaemon(lambda: nullcontext(client), settings.address),  # type: ignore[arg-type]
         ui_origin="",
     )
+
+
+def page(client: Asked, **query: str) -> str:
     request = WebRequest(method="GET", path="/live", query=tuple(query.items()))
-    return live_page(context, request, WebSession("secret", 0)).content.decode()  # type: ignore[union-attr]
+    return live_page(context_of(client), request, WebSession("secret", 0)).content.decode()  # type: ignore[union-attr]
+
+
+def test_the_home_page_has_the_top_cause_of_each_capture_with_the_verdict_as_its_hint() -> None:
+    known, other = part("", 2).item, part("", 1).item
+    known.answer.CopyFrom(pb.CaptureAnswer(verdict="A step takes 2 ms. <It> waits.", cause="<It> waits"))
+    answer = captures_page(
+        context_of(Asked([], stored=[known, other])), WebRequest(method="GET", path="/", query=()), WebSession("s", 0)
+    )
+    text = answer.content.decode()  # type: ignore[union-attr]
+    assert re.search(r'<th scope="col"><button type="button" class="sort">top cause</button></th>', text)
+    assert '<td class="long" title="A step takes 2 ms. &lt;It&gt; waits.">&lt;It&gt; waits</td>' in text
+    assert '<td class="long" title=""></td>' in text
 
 
 def test_the_columns_are_those_of_ps_with_what_prevents_a_trace() -> None:
