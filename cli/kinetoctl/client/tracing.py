@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from typing import BinaryIO, Protocol
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.atomic_files import is_full, room
 from kineto_trace.base.quantities import format_size
-from kineto_trace.store.output_formats import STORED_SUFFIXES, LogFile
+from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES, STORED_SUFFIXES, LogFile
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import RETRYABLE, Client, Patience
@@ -39,6 +40,8 @@ STATUS_CODES: dict[pb.CaptureStatus, ExitCode] = {
 }
 FileKey = tuple[int, int, str]  # pid, start time (ns), format
 READ_BYTES = 1 << 20
+ANSWER_LIMIT_S = 5.0  # a daemon takes about a second per million events
+ANSWER_PAUSE_S = 0.1
 OnBytes = Callable[[int], None]
 
 
@@ -262,6 +265,33 @@ def fetch_files(
         for file in target.files:
             if pid in (0, target.pid) and file_format in ("", file.format):
                 fetching.fetch(target, file)
+
+
+def await_answer(
+    client: Client,
+    outcome: Outcome,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Adds the daemon's answer about where the time went to the capture, if it comes within ANSWER_LIMIT_S.
+
+    Without a trace there is none to wait for. Ctrl-C ends the wait. Nothing else is lost if the daemon goes away.
+    """
+    capture, end = outcome.capture, clock() + ANSWER_LIMIT_S
+    if all(file.format in ATTACHMENT_SUFFIXES for target in capture.targets for file in target.files):
+        return
+    try:
+        while not capture.HasField("answer") and clock() < end:
+            found = client.capture(capture.id)
+            if found.HasField("answer"):
+                capture.answer.CopyFrom(found.answer)  # an empty one says that nothing will come
+            else:
+                pause(ANSWER_PAUSE_S)
+    except CliError:
+        return
+    except KeyboardInterrupt:
+        outcome.interrupted = True
 
 
 def broken_promise(target: pb.Target, name: str) -> list[CliError]:

@@ -47,7 +47,8 @@ def _report(path: Path, settings: CommonOptions) -> None:
 
 def _trace(client: Client, pid: int, duration_ns: int, folder: Path, settings: CommonOptions) -> Outcome:
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ns, labels={"made-by": "demo"})
-    return run_trace(client, TraceRequest(spec=spec, idempotency_key=uuid.uuid4().hex, directory=folder), settings)
+    request = TraceRequest(spec=spec, idempotency_key=uuid.uuid4().hex, directory=folder)
+    return run_trace(client, request, settings, reports=settings.output == "table")
 
 
 @click.command("demo")

@@ -21,12 +21,12 @@ from kinetoctl.base.value_types import (
 from kinetoctl.client.condition_wait import SAMPLE_NS, GpuCondition, wait_for
 from kinetoctl.client.daemon_client import Client, kept_open
 from kinetoctl.client.enum_names import RECORDERS
-from kinetoctl.client.fleet.fleet_files import bring, check_promises, merge_files, new_id
+from kinetoctl.client.fleet.fleet_files import bring, check_promises, find_answer, merge_files, new_id
 from kinetoctl.client.fleet.fleet_run import WARMUP_NS, FleetRequest, FleetRun, run_fleet
 from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.host_targets import Place
 from kinetoctl.client.selection import Selection
-from kinetoctl.client.tracing import Outcome, TraceRequest, trace
+from kinetoctl.client.tracing import Outcome, TraceRequest, await_answer, trace
 from kinetoctl.commands.report import print_report
 from kinetoctl.options.capture_spec import (
     SECTIONS,
@@ -107,12 +107,17 @@ def _write(formatter: click.HelpFormatter, heading: str, records: Sequence[tuple
         formatter.write_dl([record for record in records if record is not None])
 
 
-def run_trace(client: Client, request: TraceRequest, settings: CommonOptions) -> Outcome:
-    """Trace and print the result. `kinetoctl demo` and `kinetoctl memory` use it too."""
+def run_trace(client: Client, request: TraceRequest, settings: CommonOptions, *, reports: bool = False) -> Outcome:
+    """Trace and print the result. `kinetoctl demo` and `kinetoctl memory` use it too.
+
+    reports: whether a report follows, which finds the answer itself.
+    """
     with show_progress(quiet=settings.quiet, color=settings.color) as progress:
         outcome = trace(client, request, progress)
         if outcome.interrupted and not any(target.files for target in outcome.capture.targets):
             progress.note(f"capture {outcome.capture.id} was stopped before anything was recorded")
+        if not reports:
+            await_answer(client, outcome)
     show_capture(outcome.capture, outcome.paths, settings, outcome.problems)
     end_with(client, outcome)
     return outcome
@@ -156,10 +161,11 @@ def _check_report(options: TraceOptions, settings: CommonOptions) -> None:
 
 
 def _trace_fleet(
-    request: FleetRequest, directory: Path | None, settings: CommonOptions, *, merge: bool
+    request: FleetRequest, directory: Path | None, settings: CommonOptions, *, merge: bool, reports: bool
 ) -> tuple[Fleet, Path | None]:
     """Run the capture and print the result. directory None: the files stay in the daemons' stores.
 
+    reports: whether a report follows, which finds the answer itself.
     Raises UsageProblem for a start that is too near. KeyboardInterrupt leaves at once.
     """
     fleet = request.new_fleet()
@@ -175,6 +181,8 @@ def _trace_fleet(
                 if merge and folder is not None:
                     merged = merge_files(fleet, directory, progress)
                     note_merged(merged, progress)
+                if not reports:
+                    find_answer(fleet, progress)
         except KeyboardInterrupt:
             progress.note(f"`kinetoctl captures fetch {fleet.id}` with the same hosts downloads what was kept")
             raise
@@ -280,7 +288,7 @@ def command(**values: Any) -> int:
                 settings,
             )
         wanted = _fleet_request(options, spec, places, settings)
-        fleet, folder = _trace_fleet(wanted, directory, settings, merge=not options.no_merge)
+        fleet, folder = _trace_fleet(wanted, directory, settings, merge=not options.no_merge, reports=options.report)
         return _reported(fleet.exit_code(), [str(folder)] if folder is not None else [], options)
     for option, given in (("--require", options.require), ("--no-merge", options.no_merge)):
         if given:
@@ -296,7 +304,7 @@ def command(**values: Any) -> int:
     with named_by_options(), _daemon(settings, options.no_fetch) as client:
         if options.when is not None:
             _wait(client, spec, options.when, options.when_within, settings)
-        outcome = run_trace(client, request, settings)
+        outcome = run_trace(client, request, settings, reports=options.report)
     return _reported(outcome.exit_code(), _traces(outcome), options)
 
 

@@ -237,16 +237,20 @@ def _print_target(console: Console, capture: "pb.Capture", target: "pb.Target", 
         console.print(Text.assemble("  ", (one_line(label).ljust(LABEL_WIDTH), "cyan"), one_line(text)))
 
 
+def _print_verdict(console: Console, answer: "pb.CaptureAnswer") -> None:
+    if answer.verdict:
+        console.print(Text(one_line(answer.verdict), style="bold"))
+
+
 def print_capture(
     capture: "pb.Capture", paths: Mapping[tuple[int, int, str], Path], *, color: bool, missing: str = ""
 ) -> None:
     """Prints the capture on stdout. paths: verified files by pid, start time and format; missing: what is not here."""
     console = stdout_console(color=color)
+    _print_verdict(console, capture.answer)
     status = _status(enum_names.capture_status(capture.status))
     lacking = (f", {missing}", STYLES["FAILED"]) if missing else ""
     console.print(Text.assemble(one_line(f"capture {capture.id} on {capture.host}: "), status, lacking))
-    if capture.answer.verdict:
-        console.print(Text(one_line(capture.answer.verdict), style="bold"))
     if capture.spec.labels:
         labels = ", ".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels))
         console.print(Text(one_line(f"labels {labels}")))
@@ -489,6 +493,7 @@ def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | N
     if settings.output != "table":
         emit(fleet_document(fleet, folder, merged), settings.output)
         return
+    _print_verdict(stdout_console(color=settings.color), fleet.answer)
     say(_fleet_status(fleet))
     if fleet.unmet:
         say(f"not started: {fleet.unmet}")
@@ -512,6 +517,7 @@ def fleet_document(fleet: Fleet, folder: Path | None = None, merged: "MergedFile
         "start_spread_ns": fleet.spread_ns(),
         "clock_uncertainty_ns": fleet.uncertainty_ns(),
         "missing_ranks": fleet.missing_ranks(),
+        "answer": plain(fleet.answer),
         "folder": str(folder) if folder else None,
         "merged": None if merged is None else _merged_document(merged),
         "hosts": [_host_document(member) for member in fleet.members],

@@ -61,6 +61,7 @@ class FakeProfiler:
     processes: list[pb.Process] | Abort = field(default_factory=list)
     created: pb.Capture | Abort = field(default_factory=pb.Capture)
     stored: pb.Capture | Abort = field(default_factory=pb.Capture)
+    answered: bool = True  # whether it is known where the time of `stored` went, if only that nothing tells it
     pages: list[pb.ListCapturesResponse] = field(default_factory=list)  # one per call, the last one repeats
     cancelled: pb.Capture | Abort = field(default_factory=pb.Capture)
     host: pb.Host | Abort = field(default_factory=pb.Host)
@@ -98,6 +99,8 @@ class FakeProfiler:
         return await self._answer(request, self.created, context)
 
     async def GetCapture(self, request: pb.GetCaptureRequest, context: Any) -> Any:
+        if isinstance(self.stored, pb.Capture) and self.answered:
+            self.stored.answer.SetInParent()
         return await self._answer(request, self.stored, context)
 
     async def ListCaptures(self, request: pb.ListCapturesRequest, context: Any) -> Any:

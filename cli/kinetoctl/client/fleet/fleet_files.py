@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kineto_trace.merge.merged_export import MergedTrace
 
 HOSTS_AT_ONCE = 8
+MOST_ANSWERED = 64  # traces: a report of more takes minutes
 
 
 class _Stopped(Exception):
@@ -237,3 +238,19 @@ def merge_files(fleet: Fleet, directory: Path, progress: FleetProgress) -> Merge
     except CliError as exc:
         fleet.problems.append(TraceUnreadable(f"the traces could not be merged: {exc}"))
         return None
+
+
+def find_answer(fleet: Fleet, progress: FleetProgress) -> None:
+    """Finds out where the time of the job went, from the downloaded traces of up to MOST_ANSWERED processes.
+
+    Traces that cannot be read leave the job without an answer: `kinetoctl report` says what is wrong with them.
+    """
+    paths = [trace.path for rank in fleet.processes() if (trace := _trace(rank)) is not None]
+    if not 0 < len(paths) <= MOST_ANSWERED:
+        return
+    progress.note("analysing")
+    with contextlib.suppress(CliError), trace_errors():
+        from kineto_trace.catalog.first_screen import first_screen_of
+
+        found = first_screen_of(paths)
+        fleet.answer = pb.CaptureAnswer(verdict=found.verdict, cause=found.cause)

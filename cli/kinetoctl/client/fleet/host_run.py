@@ -167,7 +167,7 @@ class Rank(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Fleet:
-    """A capture of many hosts. unmet: why it was not started.
+    """A capture of many hosts. unmet: why it was not started; answer: where the time of all went, if known.
 
     start_ns: when it started, in Unix ns by our clock; 0 if there was no common start time.
     """
@@ -179,6 +179,7 @@ class Fleet:
     unmet: str = ""
     interrupted: bool = False
     problems: list[CliError] = field(default_factory=list)  # with the files of all hosts together
+    answer: pb.CaptureAnswer = field(default_factory=pb.CaptureAnswer)
 
     def processes(self) -> Iterator[Rank]:
         """The processes of all hosts, in their order."""

@@ -4,7 +4,7 @@ import fcntl
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -12,7 +12,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl import errors
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.tracing import download, file_name
+from kinetoctl.client.tracing import ANSWER_LIMIT_S, Outcome, await_answer, download, file_name
 from support.service import captures
 from support.service.captures import CONTENT
 from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
@@ -153,3 +153,59 @@ def test_names_of_the_daemon_cannot_leave_the_folder() -> None:
     capture = pb.Capture(id="../../etc/x", host="..", targets=[captures.done_target()])
     file = pb.TraceFile(format="../odd")
     assert file_name(capture, capture.targets[0], file) == "kineto-_-4242-_.._etc_x._odd"
+
+
+class Waiting:
+    """A clock that only pauses move, and what is done in a pause."""
+
+    def __init__(self, in_pause: Callable[[], None] = lambda: None) -> None:
+        self.now_s = 0.0
+        self._in_pause = in_pause
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def pause(self, seconds: float) -> None:
+        self.now_s += seconds
+        self._in_pause()
+
+
+def answered(client: Client, waiting: Waiting, *targets: pb.Target) -> Outcome:
+    outcome = Outcome(captures.capture(*targets, status=pb.CAPTURE_STATUS_DONE))
+    await_answer(client, outcome, clock=waiting.clock, pause=waiting.pause)
+    return outcome
+
+
+def test_the_answer_is_awaited_for_as_long_as_the_daemon_looks_for_it(server: FakeServer, client: Client) -> None:
+    server.profiler.answered = False
+
+    def find() -> None:
+        server.profiler.stored.answer.verdict = "A step takes 2 ms."  # type: ignore[union-attr]
+
+    assert answered(client, Waiting(find), captures.done_target()).capture.answer.verdict == "A step takes 2 ms."
+
+
+def test_an_answer_that_does_not_come_is_awaited_for_a_few_seconds(server: FakeServer, client: Client) -> None:
+    server.profiler.answered, waiting = False, Waiting()
+    assert not answered(client, waiting, captures.done_target()).capture.HasField("answer")
+    assert ANSWER_LIMIT_S <= waiting.now_s < ANSWER_LIMIT_S + 1
+
+
+def test_an_answer_that_will_not_come_is_not_awaited(server: FakeServer, client: Client) -> None:
+    waiting = Waiting()
+    answered(client, waiting, captures.done_target())
+    snapshot = captures.trace_file(file_format="memory-snapshot")
+    for target in (captures.target(), captures.target(files=(snapshot,))):
+        server.profiler.answered = False
+        answered(client, waiting, target)
+    assert (waiting.now_s, len(server.profiler.requests)) == (0.0, 1)
+
+
+def test_a_daemon_that_fails_and_ctrl_c_end_the_wait_for_the_answer(server: FakeServer, client: Client) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    server.profiler.answered = False
+    assert answered(client, Waiting(interrupt), captures.done_target()).interrupted
+    server.profiler.stored = Abort(grpc.StatusCode.NOT_FOUND)
+    assert not answered(client, Waiting(interrupt), captures.done_target()).interrupted

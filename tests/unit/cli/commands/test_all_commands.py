@@ -132,7 +132,7 @@ def test_a_list_has_the_top_cause_of_each_capture_and_its_page_the_verdict(serve
     assert shown[0].startswith("37 % of a step is building") and len(shown[0]) == 72
     assert shown[1] == "-"
     server.profiler.stored = known
-    assert run("captures", "show", known.id).stdout.splitlines()[1] == known.answer.verdict
+    assert run("captures", "show", known.id).stdout.splitlines()[0] == known.answer.verdict
 
 
 def test_captures_are_listed_with_absolute_times_where_there_is_room(server: FakeServer, run: Run) -> None:

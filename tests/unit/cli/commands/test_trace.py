@@ -195,6 +195,16 @@ def test_no_fetch_leaves_the_file_and_says_how_to_get_it(trace: Trace, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_verdict_stands_first_and_in_the_document(trace: Trace) -> None:
+    trace.profiler.stored = captures.capture(captures.done_target())
+    trace.profiler.stored.answer.verdict = "A step takes 51 ms on average."
+    trace.profiler.watches = [[*happy_script()]]
+    lines = trace().stdout.splitlines()
+    assert lines[:2] == ["A step takes 51 ms on average.", "capture c0ffee on gpu-7: DONE"]
+    trace.profiler.watches = [[*happy_script()]]
+    assert trace("-o", "json").json()["answer"]["verdict"] == lines[0]
+
+
 def test_the_report_comes_behind_the_summary_and_its_exit_code_counts(trace: Trace, tmp_path: Path) -> None:
     event = {"ph": "X", "name": "ProfilerStep#0", "cat": "user_annotation", "pid": 7, "tid": 7, "dur": 50}
     events = [{**event, "name": f"ProfilerStep#{number}", "ts": 1_000 + 50 * number} for number in range(3)]
@@ -208,6 +218,7 @@ def test_the_report_comes_behind_the_summary_and_its_exit_code_counts(trace: Tra
         assert result.code == code, result
         summary, _, report = result.stdout.partition("\n\n" + told)
         assert report and "kinetoctl report" in summary
+    assert not any(isinstance(request, pb.GetCaptureRequest) for request in trace.profiler.requests)  # no other answer
 
 
 def test_a_report_needs_the_files_and_is_in_tables(trace: Trace) -> None:

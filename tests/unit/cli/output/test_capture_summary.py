@@ -381,6 +381,16 @@ def test_the_document_says_everything() -> None:
     assert (second["error"], second["lost_pids"]) == (str(GONE), [4001])
 
 
+def test_the_verdict_on_a_job_stands_before_its_table_and_in_its_document(capsys: pytest.CaptureFixture[str]) -> None:
+    found = fleet(member("n0", target(0)))
+    found.answer.verdict = "A step takes 51 ms on average on each of 4 ranks."
+    show_fleet_result(
+        found, None, None, CommonOptions(address="", output="table", color=False, quiet=True, timeout_s=1)
+    )
+    assert capsys.readouterr().out.splitlines()[0] == found.answer.verdict
+    assert fleet_document(found)["answer"] == {"verdict": found.answer.verdict, "cause": ""}
+
+
 def test_ranks_are_written_as_ranges() -> None:
     assert [ranks_text([3]), ranks_text([9, 0, 1, 2]), ranks_text([4, 5])] == ["3", "0-2,9", "4-5"]
 

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.catalog.first_screen import first_screen_of
 from kinetoctl.client.fleet import fleet_files
 from kinetoctl.client.fleet.host_run import Fleet, HostRun
 from kinetoctl.client.host_targets import Place
 from kinetoctl.client.tracing import Quiet
 from support.service.fake_profiler import WAIT_FOR_CANCEL, FakeProfiler, serve
 from support.waiting import scaled, until
+
+H200 = Path(__file__).parents[4] / "data/h200"
 
 
 def test_who_leaves_does_not_wait_for_a_host_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +33,27 @@ def test_who_leaves_does_not_wait_for_a_host_that_says_nothing(tmp_path: Path, m
             fleet_files.fetch_all(Fleet("f1", [member]), tmp_path, Quiet(), timeout_s=30)
         assert time.monotonic() - began < scaled(15)
     assert (member.paths, member.problems) == ({}, [])
+
+
+def downloaded(*paths: Path) -> Fleet:
+    """A fleet of one host, with a process for each of these traces."""
+    targets = [pb.Target(pid=number, start_time_ns=1) for number in range(len(paths))]
+    member = HostRun(place=Place("n1", "unix:/n1.sock"), capture=pb.Capture(id="c1", host="n1", targets=targets))
+    member.paths |= {(number, 1, "chrome"): path for number, path in enumerate(paths)}
+    return Fleet("f1", [member])
+
+
+def test_the_answer_of_a_job_is_that_of_its_report() -> None:
+    paths = sorted((H200 / "ddp4").iterdir())[:2]
+    fleet = downloaded(*paths)
+    fleet_files.find_answer(fleet, Quiet())
+    assert fleet.answer.verdict == first_screen_of(paths).verdict
+    assert fleet.answer.verdict.startswith("A step takes 20 ms on average on each of 2 ranks. Matrix products do not")
+
+
+def test_traces_that_cannot_be_read_or_are_too_many_have_no_answer(tmp_path: Path) -> None:
+    torn = tmp_path / "torn.json"
+    torn.write_text("{")
+    for fleet in (downloaded(), downloaded(torn), downloaded(*[torn] * (fleet_files.MOST_ANSWERED + 1))):
+        fleet_files.find_answer(fleet, Quiet())
+        assert fleet.answer == pb.CaptureAnswer()
