@@ -18,7 +18,7 @@ class Verdict:
     """What became of one cause. share_pct: of the step, as measured. place: of the finding that names it; 0: none.
 
     predicted_pct: of that finding. top: the first three findings. false_claims: findings about the control of more than
-    CLAIM_PCT.
+    CLAIM_PCT. sentence: the verdict on the trace; "": there is none that could name the cause.
     """
 
     cause: Cause
@@ -28,6 +28,17 @@ class Verdict:
     place: int
     predicted_pct: float | None
     false_claims: tuple[str, ...]
+    sentence: str = ""
+
+    @property
+    def should_be_said(self) -> bool:
+        """Whether the sentence must name the cause, since the first finding does."""
+        return self.place == 1 and self.sentence != ""
+
+    @property
+    def is_said(self) -> bool:
+        """Whether the sentence says where the cause is and what to do about it."""
+        return all(re.search(wanted, self.sentence, re.IGNORECASE) for wanted in (self.cause.where, self.cause.remedy))
 
     @property
     def first(self) -> str:
@@ -69,8 +80,9 @@ def judge(
     cause: Cause,
     planted: tuple[float, Sequence[Mapping[str, Any]]],
     control: tuple[float, Sequence[Mapping[str, Any]]],
+    sentence: str = "",
 ) -> Verdict:
-    """planted, control: mean step (ms) and findings, the first one first."""
+    """planted, control: mean step (ms) and findings, the first one first. sentence: the verdict on the planted one."""
     findings = planted[1]
     place = next((number for number, finding in enumerate(findings, 1) if names(finding, cause)), 0)
     return Verdict(
@@ -81,6 +93,7 @@ def judge(
         place=place,
         predicted_pct=findings[place - 1]["saving_pct"] if place else None,
         false_claims=tuple(_short(row) for row in control[1] if (row["saving_pct"] or 0.0) > CLAIM_PCT),
+        sentence=sentence,
     )
 
 

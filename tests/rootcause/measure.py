@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import kineto_trace as kt
+from kineto_trace.catalog.first_screen import first_screen_of
+from kineto_trace.catalog.view_runner import SameProcess
 from support.machine.control_groups import ControlGroup, cpu_group, memory_group, storage_group, swap_space
 from support.service.cli import kinetoctl
 from support.service.daemon import Daemon
@@ -62,9 +64,10 @@ class Measured:
     waited_pct: float
 
 
-def findings_of(trace: Path) -> list[dict[str, Any]]:
-    """The rows of the view of findings."""
-    return kt.run_view("findings", kt.open_trace(trace)).rows()
+def answer_of(trace: Path) -> tuple[list[dict[str, Any]], str]:
+    """The rows of the view of findings, and the verdict."""
+    screen = first_screen_of([trace], executor=SameProcess())
+    return screen.findings.rows(), screen.verdict
 
 
 def measure(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kineto_trace.catalog.first_screen import first_screen_of
 from support.service.daemon import Daemon, running_daemon
 
 from rootcause.judgement import TOLERANCE_POINTS, Verdict, judge
@@ -42,7 +43,8 @@ def run_ranks(names: Sequence[str], keep: Path | None, *, listing: bool = False)
                 print(f"{cause.name:<24}{exc}", flush=True)
                 continue
             control = controls[cause.program]
-            verdict = judge(cause, (planted.step_ms, findings_for(planted, cause)), (control.step_ms, control.findings))
+            found, clean = (planted.step_ms, findings_for(planted, cause)), (control.step_ms, control.findings)
+            verdict = judge(cause, found, clean, first_screen_of(planted.traces).verdict)
             verdicts.append(verdict)
             ranks_right += _print(cause, verdict, planted)
     print(summary(verdicts))

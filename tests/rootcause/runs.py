@@ -15,15 +15,16 @@ from support.service.daemon import Daemon
 
 from rootcause.causes import Cause
 from rootcause.judgement import Verdict, judge, without_neighbours
-from rootcause.measure import NO_CPU, Measured, Place, findings_of, measure
+from rootcause.measure import NO_CPU, Measured, Place, answer_of, measure
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of a program, and the findings of its trace."""
+    """A run of a program, and the findings of its trace with the verdict on it."""
 
     measured: Measured
     findings: list[dict[str, Any]]
+    verdict: str
 
 
 class Runs:
@@ -64,7 +65,7 @@ class Runs:
         if keep is not None:
             _keep(keep / cause.name, planted)
             _keep(keep / "-".join(self._control(cause)), control)
-        return judge(cause, _told(planted, own=cause.name in NO_CPU), _told(control, own=False))
+        return _judged(cause, planted, control)
 
     def _control(self, cause: Cause) -> tuple[str, str]:
         return cause.program, f"control-of-{cause.name}" if self._pairs else "control"
@@ -77,16 +78,23 @@ class Runs:
             options = cause.options if planted else ()
             measured = measure(self._daemon, cause.program, planted, folder, options, place)
             if not place.analysed_beside:
-                return Run(measured, findings_of(measured.trace))
+                return Run(measured, *answer_of(measured.trace))
         finally:
             self._free.put(place)
-        return Run(measured, self._analyses.submit(findings_of, measured.trace).result())
+        return Run(measured, *self._analyses.submit(answer_of, measured.trace).result())
 
 
 def judge_again(cause: Cause, folder: Path) -> Verdict:
     """Judges what was kept in this folder by the rules as they are now. Raises RuntimeError if it is not there."""
     planted, control = (_kept_run(folder / name) for name in (cause.name, f"{cause.program}-control"))
-    return judge(cause, _told(planted, own=cause.name in NO_CPU), _told(control, own=False))
+    return _judged(cause, planted, control)
+
+
+def _judged(cause: Cause, planted: Run, control: Run) -> Verdict:
+    told = _told(planted, own=cause.name in NO_CPU)
+    # a verdict on a neighbour that took the processors says nothing about the cause
+    sentence = planted.verdict if told[1][:1] == planted.findings[:1] else ""
+    return judge(cause, told, _told(control, own=False), sentence)
 
 
 def _kept_run(folder: Path) -> Run:
@@ -95,7 +103,7 @@ def _kept_run(folder: Path) -> Run:
     except OSError as exc:
         raise RuntimeError(f"no kept run: {exc}") from exc
     trace = folder / "trace.json.gz"
-    return Run(Measured(told["step_ms"], trace, told["waited_pct"]), findings_of(trace))
+    return Run(Measured(told["step_ms"], trace, told["waited_pct"]), *answer_of(trace))
 
 
 def _told(run: Run, *, own: bool) -> tuple[float, Sequence[Mapping[str, Any]]]:

@@ -31,10 +31,13 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     first = sum(verdict.place == 1 for verdict in verdicts)
     three = sum(1 <= verdict.place <= 3 for verdict in verdicts)
     close = sum(verdict.saving_is_right for verdict in verdicts)
+    told = [verdict for verdict in verdicts if verdict.should_be_said]
     lines = [
         f"named first: {first} of {total}; among the first three: {three}; "
         f"saving within {TOLERANCE_POINTS:g} points: {close}",
         *(f"  missed: {v.cause.name} ({v.cause.unknowable or 'knowable'})" for v in verdicts if not 1 <= v.place <= 3),
+        f"verdict names the cause where the first finding does: {sum(v.is_said for v in told)} of {len(told)}",
+        *(f"  not named: {v.cause.name}: {v.sentence}" for v in told if not v.is_said),
         f"controls with a claim above {CLAIM_PCT:g} %: {sum(bool(v.false_claims) for v in verdicts)} of {total}",
         *(f"  {v.cause.program} for {v.cause.name}: {'; '.join(v.false_claims)}" for v in verdicts if v.false_claims),
     ]

@@ -49,6 +49,22 @@ def test_a_miss_tells_its_first_three_findings_and_a_hit_tells_none() -> None:
     assert misses(judge(CAUSE, (30.0, [others[0], SLEEPS]), (20.0, []))) == []
 
 
+def test_a_verdict_must_name_the_cause_where_the_first_finding_does() -> None:
+    said = "after_step waits. Remove the sleep. That would save up to 9 ms a step (30 %, likely)."
+    silent = "A step takes 30 ms on average. Remove the sleep."
+    others = [finding("other", "x", 40.0), SLEEPS]
+    verdicts = [
+        judge(CAUSE, (30.0, found), (20.0, []), sentence)
+        for found, sentence in (([SLEEPS], said), ([SLEEPS], silent), ([SLEEPS], ""), (others, silent))
+    ]
+    assert [(each.should_be_said, each.is_said) for each in verdicts] == [
+        (True, True), (True, False), (False, False), (False, False),
+    ]  # fmt: skip
+    assert f"verdict names the cause where the first finding does: 1 of 2\n  not named: sleep: {silent}\n" in summary(
+        verdicts
+    )
+
+
 def test_a_finding_of_a_trace_without_any_saving_is_told_without_one() -> None:
     assert judge(CAUSE, (30.0, [{**SLEEPS, "saving_pct": None}]), (20.0, [])).first == "after_step waits ? %"
 
