@@ -208,7 +208,7 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
         )
     rows, causes = findings.rows(), [] if time is None else time.rows()
     if standing := _standing(rows):
-        return _standstill(standing)
+        return _standstill(standing, traces)
     lead = _length(causes, ranks, traces)
     best = next(filter(_is_sure, rows), None)
     if best is not None:
@@ -259,8 +259,10 @@ def verdict_result(text: str) -> Result:
     return make_result(VERDICT, _VERDICT_COLUMNS, {"verdict": [text or None]})
 
 
-def _standstill(rows: Sequence[Row]) -> str:
+def _standstill(rows: Sequence[Row], traces: int) -> str:
     """Returns where the ranks stand; places that few ranks share come first."""
+    if len(rows) == 1 and traces > 1 and not rows[0]["title"].endswith(ON_RANKS):
+        return f"Nothing moved on rank {rows[0]['rank']}: {rows[0]['title'].removeprefix(NOTHING_MOVED)}."
     if len(rows) == 1:
         return f"{rows[0]['title']}."
     places = [f"{_rank(row)}{row['title'].removeprefix(NOTHING_MOVED)}" for row in rows[:MAX_PLACES]]

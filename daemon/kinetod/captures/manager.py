@@ -369,9 +369,10 @@ class CaptureManager:
         try:
             decoded = [self._store.target_dir(capture.id, key_of(each)) for each in capture.targets if each.files]
             found = await self._services.workers.answer(self._store.capture_dir(capture.id), decoded)
-            answer = found or pb.CaptureAnswer()  # stored, too: a client must not wait for what will not come
-            await self._store.run(self._store.save_answer, capture.id, answer)
-            capture.answer.CopyFrom(answer)
+            if decoded:
+                answer = found or pb.CaptureAnswer()  # stored, too: a client must not wait for what will not come
+                await self._store.run(self._store.save_answer, capture.id, answer)
+                capture.answer.CopyFrom(answer)
         except KinetodError as exc:
             log.warning("cannot store the analysis of capture %s: %s", capture.id, exc)
         finally:

@@ -62,6 +62,14 @@ def test_a_trace_needs_no_daemon_and_leaves_none(
     assert psutil.pid_exists(pid)
 
 
+def test_the_verdict_stands_first_before_the_daemon_ends(pid: int, environ: dict[str, str], tmp_path: Path) -> None:
+    result = run_process(["trace", str(pid), "--duration", "1s", "--output-dir", str(tmp_path / "out")], environ)
+    assert result.code == 0, result
+    verdict, status = result.stdout.splitlines()[:2]
+    assert "crunch_numbers" in verdict
+    assert status.startswith("capture ")
+
+
 @pytest.mark.parametrize("command", [["ps", "--all"], ["stacks"], ["doctor"], ["top", "--once", "--all"]])
 def test_a_look_needs_none_either(command: list[str], pid: int, environ: dict[str, str], temporary: Path) -> None:
     result = run_process([*command, str(pid), "-q"], environ)

@@ -243,14 +243,21 @@ def merge_files(fleet: Fleet, directory: Path, progress: FleetProgress) -> Merge
 def find_answer(fleet: Fleet, progress: FleetProgress) -> None:
     """Finds out where the time of the job went, from the downloaded traces of up to MOST_ANSWERED processes.
 
-    Traces that cannot be read leave the job without an answer: `kinetoctl report` says what is wrong with them.
+    Traces that cannot be read leave the job without an answer: `kinetoctl report` says what is wrong with them. So does
+    Ctrl-C, which the fleet records.
     """
     paths = [trace.path for rank in fleet.processes() if (trace := _trace(rank)) is not None]
     if not 0 < len(paths) <= MOST_ANSWERED:
         return
     progress.note("analysing")
-    with contextlib.suppress(CliError), trace_errors():
-        from kineto_trace.catalog.first_screen import first_screen_of
+    try:
+        with trace_errors():
+            from kineto_trace.catalog.first_screen import first_screen_of
 
-        found = first_screen_of(paths)
+            found = first_screen_of(paths)
+    except CliError:
+        return
+    except KeyboardInterrupt:
+        fleet.interrupted = True
+    else:
         fleet.answer = pb.CaptureAnswer(verdict=found.verdict, cause=found.cause)

@@ -214,6 +214,7 @@ def test_where_nothing_moves_the_verdict_says_where_each_rank_stands() -> None:
         for rank, where in ((1, "waits for a lock in load (a.py:6)"), (0, "waits in all_reduce (on 3 of 4 ranks)"))
     ]
     assert told(rows[:1]) == "Nothing moved: the main thread waits for a lock in load (a.py:6)."
+    assert told(rows[:1], ranks=2) == "Nothing moved on rank 1: the main thread waits for a lock in load (a.py:6)."
     assert told(rows, ranks=4) == (
         "Nothing moved. Rank 1: the main thread waits for a lock in load (a.py:6). The main thread waits in all_reduce "
         "(on 3 of 4 ranks)."

@@ -51,6 +51,16 @@ def test_the_answer_of_a_job_is_that_of_its_report() -> None:
     assert fleet.answer.verdict.startswith("A step takes 20 ms on average on each of 2 ranks. Matrix products do not")
 
 
+def test_ctrl_c_ends_only_the_search_for_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(_paths: list[Path]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kineto_trace.catalog.first_screen.first_screen_of", leave)
+    fleet = downloaded(tmp_path / "a.json")
+    fleet_files.find_answer(fleet, Quiet())
+    assert fleet.interrupted and fleet.answer == pb.CaptureAnswer()
+
+
 def test_traces_that_cannot_be_read_or_are_too_many_have_no_answer(tmp_path: Path) -> None:
     torn = tmp_path / "torn.json"
     torn.write_text("{")
