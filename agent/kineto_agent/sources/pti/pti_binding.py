@@ -57,8 +57,7 @@ class PtiChecks(NativeInterface):
                 "PTI_CORE",
                 "%s (%s): install intel-pti with all its dependencies (%s -m pip install intel-pti "
                 "intel-cmplr-lib-rt); before version 1.0, the folder of libpti.so must be in LD_LIBRARY_PATH when the "
-                "program starts"
-                % (self._error, path, sys.executable or "python3"),
+                "program starts" % (self._error, path, sys.executable or "python3"),
             )
         if answer == _UNGUARDED:
             raise SourceError("PTI_UNSAFE", "PTI was not used: %s (%s)" % (self._error, path))
