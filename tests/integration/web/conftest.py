@@ -32,6 +32,15 @@ class Tab:
         self.page.on("dialog", lambda dialog: self.problems.append(f"dialog {dialog.message}"))
         return self
 
+    def go(self, address: str) -> None:
+        """Goes to an address: again if the page that is left loads itself again at that moment, which aborts it."""
+        try:
+            self.page.goto(address)
+        except Exception as problem:  # Playwright's Error; the package is imported where a browser is there
+            if "ERR_ABORTED" not in str(problem):
+                raise
+            self.page.goto(address)
+
     def until_said(self, text: str) -> None:
         """Waits until the console has said that something with this text is wrong."""
 

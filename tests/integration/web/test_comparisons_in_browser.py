@@ -59,7 +59,7 @@ def test_both_traces_and_their_differences_are_drawn_without_errors(
 ) -> None:
     tab = entered(new_tab, server)
     for view in VIEWS:
-        tab.page.goto(address(server, ids[0], view))
+        tab.go(address(server, ids[0], view))
         assert tab.page.locator(".chart-title").all_inner_texts()[0].startswith("Both traces"), view
         box = tab.page.locator(".chart-row rect.series-0").first.bounding_box()
         assert box and box["width"] > 1, view
@@ -71,7 +71,7 @@ def test_hostile_names_beside_each_other_do_nothing(new_tab: Any, server: Browse
     for view in VIEWS:
         path = f"/c/{ids[1]}/view/{view}?base={ids[0]}&base_rank=1"
         server.shown(path)
-        tab.page.goto(f"{server.own}{path}")
+        tab.go(f"{server.own}{path}")
         assert tab.page.evaluate("typeof window.attacked") == "undefined", view
         assert tab.page.evaluate("document.querySelectorAll('main img, main script, main meta').length") == 0, view
     assert (tab.problems, tab.elsewhere) == ([], [])
@@ -103,12 +103,12 @@ def test_the_tree_is_walked_down_and_up_by_links(new_tab: Any, server: Browser, 
 def test_a_click_on_a_row_or_a_bar_of_the_tree_goes_down(new_tab: Any, server: Browser, ids: list[str]) -> None:
     tab = entered(new_tab, server)
     top = address(server, ids[0], "diff_tree")
-    tab.page.goto(top)
+    tab.go(top)
     row = tab.page.locator("tr:has(a.inside)").first
     path = row.locator("td").first.inner_text()
     row.locator("td").nth(2).click()
     tab.page.wait_for_url(f"**set.path={path}")
-    tab.page.goto(top)
+    tab.go(top)
     tab.page.locator(".chart-row a rect.series-0").first.click()
     tab.page.wait_for_url(f"**set.path={path}")
     assert tab.problems == []
@@ -119,7 +119,7 @@ def test_a_rank_is_chosen_as_the_baseline_of_another(new_tab: Any, server: Brows
     address(server, ids[0], "diff_kernel_names")
     for query in ("", f"?rank=1&base={ids[0]}"):  # or what is chosen there may be gone: see `opened`
         server.shown(f"/c/{ids[0]}/view/diff_kernel_names{query}")
-    tab.page.goto(f"{server.own}/c/{ids[0]}/view/diff_kernel_names")
+    tab.go(f"{server.own}/c/{ids[0]}/view/diff_kernel_names")
     tab.page.locator("select[name=rank]").select_option("1")
     tab.page.locator("select[name=base]").select_option(label="same trace, another rank")
     tab.page.get_by_role("button", name="Show").click()
@@ -137,7 +137,7 @@ def test_a_rank_is_chosen_as_the_baseline_of_another(new_tab: Any, server: Brows
 def test_comparisons_fit_every_screen(new_tab: Any, server: Browser, ids: list[str], width: int, scheme: str) -> None:
     tab = entered(new_tab, server, viewport={"width": width, "height": 800}, color_scheme=scheme)
     for view in VIEWS:
-        tab.page.goto(address(server, ids[0], view))
+        tab.go(address(server, ids[0], view))
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, view
 
 
@@ -145,7 +145,7 @@ def test_comparisons_fit_every_screen(new_tab: Any, server: Browser, ids: list[s
 def test_comparisons_are_accessible(new_tab: Any, server: Browser, ids: list[str], axe: str, scheme: str) -> None:
     tab = entered(new_tab, server, bypass_csp=True, color_scheme=scheme)
     for view in VIEWS:
-        tab.page.goto(address(server, ids[0], view))
+        tab.go(address(server, ids[0], view))
         tab.page.evaluate(axe)
         found = tab.page.evaluate("axe.run().then((result) => result.violations)")
         assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == [], view

@@ -45,10 +45,10 @@ def shown(new_tab: Any, server: Browser, place: int, view: str) -> Any:
     """The tab with the page of a view."""
     trace_id = re.findall(r'href="/c/(\w+)"', server.ask("/").text)[place]
     tab = new_tab()
-    tab.page.goto(server.web.address)
+    tab.go(server.web.address)
     tab.page.get_by_role("heading", name="Traces").wait_for()
     server.shown(f"/c/{trace_id}/view/{view}")
-    tab.page.goto(f"{server.own}/c/{trace_id}/view/{view}")
+    tab.go(f"{server.own}/c/{trace_id}/view/{view}")
     tab.page.locator("tbody tr").first.wait_for()
     assert tab.problems == []
     return tab

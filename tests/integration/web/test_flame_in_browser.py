@@ -82,7 +82,7 @@ def test_hostile_names_do_nothing(new_tab: Any, server: Browser, ids: list[str])
     tab = opened(new_tab, server, f"/c/{ids[2]}")
     for path in addresses(ids, 2):
         server.shown(path)
-        tab.page.goto(server.own + path)
+        tab.go(server.own + path)
         tab.page.locator(".flame .frame").nth(2).hover()
         assert tab.page.evaluate("typeof window.attacked") == "undefined"
         assert tab.page.evaluate("document.querySelectorAll('main img, main meta, main svg script').length") == 0
@@ -96,7 +96,7 @@ def test_the_page_fits_every_screen(new_tab: Any, server: Browser, ids: list[str
     tab = opened(new_tab, server, f"/c/{ids[0]}", viewport=size, color_scheme=scheme)
     for path in addresses(ids):
         server.shown(path)
-        tab.page.goto(server.own + path)
+        tab.go(server.own + path)
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, path
 
 
@@ -105,7 +105,7 @@ def test_the_page_is_accessible(new_tab: Any, server: Browser, ids: list[str], a
     tab = opened(new_tab, server, f"/c/{ids[0]}", bypass_csp=True, color_scheme=scheme)
     for path in addresses(ids):
         server.shown(path)
-        tab.page.goto(server.own + path)
+        tab.go(server.own + path)
         tab.page.evaluate(axe)
         found = tab.page.evaluate("axe.run().then((result) => result.violations)")
         assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == [], path
@@ -114,12 +114,12 @@ def test_the_page_is_accessible(new_tab: Any, server: Browser, ids: list[str], a
 def test_without_scripts_graphs_are_drawn_and_lead_on(new_tab: Any, server: Browser, ids: list[str]) -> None:
     tab = new_tab(java_script_enabled=False)
     address, token = server.web.address.split("#")
-    tab.page.goto(address)
+    tab.go(address)
     tab.page.get_by_label("Token").fill(token)
     tab.page.get_by_role("button", name="Open").click()
     path = f"/c/{ids[0]}/flame?of=kernels"
     server.shown(path)
-    tab.page.goto(server.own + path)
+    tab.go(server.own + path)
     tab.page.locator(".flame a.frame", has_text="nccl:all_reduce").first.click()
     tab.page.wait_for_url("**root=*")
     tab.page.get_by_role("link", name="Whole graph").click()

@@ -40,7 +40,7 @@ def test_hosts_that_do_not_answer_are_named_above_the_list_of_the_others(
     new_tab: Any, server: Browser, path: str
 ) -> None:
     tab = entered(new_tab, server, "Captures")
-    tab.page.goto(server.own + path)
+    tab.go(server.own + path)
     box = tab.page.get_by_role("region", name="Hosts without an answer")
     assert f"{SILENT} hosts are missing below" in box.inner_text()
     tops = "['.unanswered', 'tbody tr'].map((each) => document.querySelector(each).getBoundingClientRect().top)"
@@ -61,7 +61,7 @@ def test_lists_of_hosts_are_accessible_and_fit_a_telephone(
     viewport = {"width": 360, "height": 800}
     tab = entered(new_tab, server, "Captures", bypass_csp=True, color_scheme=scheme, viewport=viewport)
     for path in ("/", "/live"):
-        tab.page.goto(server.own + path)
+        tab.go(server.own + path)
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], path
         tab.page.evaluate(axe)
         found = tab.page.evaluate("axe.run().then((result) => result.violations)")

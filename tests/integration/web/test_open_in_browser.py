@@ -31,7 +31,7 @@ def test_the_opened_trace_is_shown_without_the_internet(new_tab: Any, tmp_path: 
             tab = new_tab()
             answered: list[str] = []
             tab.page.on("requestfinished", lambda request: answered.append(request.url))
-            tab.page.goto(address)
+            tab.go(address)
             tab.page.get_by_text("python 4242").first.wait_for()
             tab.page.get_by_text("Opening trace").first.wait_for(state="hidden")
             assert [url for url in answered if not url.startswith((address, "data:", "blob:"))] == []

@@ -71,9 +71,9 @@ def test_the_next_address_works_in_the_tab_that_refused_the_last_one(new_tab: An
     used = server.web.address
     entered(new_tab, server)
     tab = new_tab()
-    tab.page.goto(used)
+    tab.go(used)
     tab.page.get_by_role("alert").wait_for()
-    tab.page.goto(server.web.address)
+    tab.go(server.web.address)
     tab.page.get_by_role("heading", name="Traces").wait_for()
     assert tab.page.url == f"{server.own}/"
 
@@ -84,12 +84,12 @@ def test_no_page_has_an_error_and_no_name_in_a_trace_acts(new_tab: Any, server: 
     addresses = [f"/c/{ids[0]}", "/sql", *(f"/c/{ids[0]}/view/{view}?base={ids[2]}" for view in views)]
     for address in addresses:
         server.shown(address)
-        tab.page.goto(server.own + address)
+        tab.go(server.own + address)
         assert tab.page.locator("h1").count() == 1
         assert tab.page.evaluate("typeof window.attacked") == "undefined", address
         assert tab.page.evaluate("document.querySelectorAll('main img, main script, main meta').length") == 0, address
     assert (tab.problems, tab.elsewhere) == ([], [])
-    tab.page.goto(f"{server.own}/c/{ids[0]}/view/kernels")
+    tab.go(f"{server.own}/c/{ids[0]}/view/kernels")
     assert any(attack[:20] in tab.page.locator("tbody").inner_text() for attack in ATTACKS)
 
 
@@ -101,7 +101,7 @@ def test_selectors_show_what_they_say(new_tab: Any, server: Browser, ids: list[s
     tab.page.locator("tbody tr").first.wait_for()
     assert set(tab.page.locator("tbody tr td:first-child").all_inner_texts()) == {"1"}
     server.shown(f"/c/{ids[0]}/view/diff_kernel_names")
-    tab.page.goto(f"{server.own}/c/{ids[0]}/view/diff_kernel_names")
+    tab.go(f"{server.own}/c/{ids[0]}/view/diff_kernel_names")
     tab.page.get_by_label("Baseline").select_option(ids[2])
     tab.page.get_by_role("button", name="Show").click()
     tab.page.locator("tbody tr").first.wait_for()
@@ -110,13 +110,13 @@ def test_selectors_show_what_they_say(new_tab: Any, server: Browser, ids: list[s
 
 def test_tables_sort_and_explain_by_the_keyboard(new_tab: Any, server: Browser, ids: list[str]) -> None:
     tab = entered(new_tab, server)
-    tab.page.goto(f"{server.own}/c/{ids[2]}/view/kernels")
+    tab.go(f"{server.own}/c/{ids[2]}/view/kernels")
     tab.page.get_by_role("button", name="calls").focus()
     assert "number of" in tab.page.locator("#explanation").inner_text().lower()
     tab.page.keyboard.press("Enter")
     column = tab.page.locator("thead th", has_text="calls")
     assert column.get_attribute("aria-sort") == "descending"
-    tab.page.goto(f"{server.own}/c/{ids[2]}/view/kernels")
+    tab.go(f"{server.own}/c/{ids[2]}/view/kernels")
     tab.page.keyboard.press("Tab")
     tab.page.keyboard.press("Enter")
     assert tab.page.evaluate("document.activeElement.id") == "main"
@@ -138,7 +138,7 @@ def test_the_timeline_shows_the_trace_and_nothing_leaves_the_machine(
     tab = entered(new_tab, server)
     answered: list[str] = []
     tab.page.on("requestfinished", lambda request: answered.append(request.url))
-    tab.page.goto(f"{server.own}/c/{ids[2]}/timeline")
+    tab.go(f"{server.own}/c/{ids[2]}/timeline")
     frame = tab.page.frame_locator("#timeline")
     frame.get_by_text("python3 4242").first.wait_for()
     for track in ("stream 7", "thread 4242"):
@@ -200,7 +200,7 @@ def test_the_answer_is_there_without_scrolling(
         (f"/c/{ids[2]}/timeline", "#timeline-state"),
     ):
         server.shown(path)
-        tab.page.goto(server.own + path)
+        tab.go(server.own + path)
         assert below(tab, answer) <= height, path
     failed = captures.target(
         state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_FAILED, reason_code="AGENT_SILENT", reason="no answer for 15 s"
@@ -209,9 +209,9 @@ def test_the_answer_is_there_without_scrolling(
     profiler = FakeProfiler(stored=stored, pages=[pb.ListCapturesResponse(captures=[stored])])
     with serve(profiler) as daemon, browsing(address=daemon.address) as other:
         tab = new_tab(**screen)
-        tab.page.goto(other.web.address)
+        tab.go(other.web.address)
         tab.page.get_by_role("heading", name="Captures").wait_for()
-        tab.page.goto(f"{other.own}/c/c0ffee")
+        tab.go(f"{other.own}/c/c0ffee")
         assert below(tab, "text=no answer for 15 s") <= height
         assert below(tab, "text=kinetoctl explain AGENT_SILENT") <= height
 
@@ -222,7 +222,7 @@ def test_pages_fit_every_screen(new_tab: Any, server: Browser, ids: list[str], w
     tab = entered(new_tab, server, viewport={"width": width, "height": 800}, color_scheme=scheme)
     for path in ("/", f"/c/{ids[0]}", f"/c/{ids[0]}/view/kernels", "/sql"):
         server.shown(path)
-        tab.page.goto(server.own + path)
+        tab.go(server.own + path)
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, path
 
 
@@ -231,7 +231,7 @@ def test_pages_are_accessible(new_tab: Any, server: Browser, ids: list[str], axe
     tab = entered(new_tab, server, bypass_csp=True, color_scheme=scheme)
     for path in ("/", f"/c/{ids[2]}", f"/c/{ids[2]}/view/kernels", f"/c/{ids[2]}/view/findings", "/sql", "/enter"):
         server.shown(path)
-        tab.page.goto(server.own + path)
+        tab.go(server.own + path)
         tab.page.evaluate(axe)
         found = tab.page.evaluate("axe.run().then((result) => result.violations)")
         assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == [], path
@@ -240,7 +240,7 @@ def test_pages_are_accessible(new_tab: Any, server: Browser, ids: list[str], axe
 def test_without_scripts_the_pages_work(new_tab: Any, server: Browser, ids: list[str]) -> None:
     tab = new_tab(java_script_enabled=False)
     address, token = server.web.address.split("#")
-    tab.page.goto(address)
+    tab.go(address)
     tab.page.get_by_label("Token").fill(token)
     tab.page.get_by_role("button", name="Open").click()
     tab.page.get_by_role("link", name="plain.json").click()
@@ -254,5 +254,5 @@ def test_a_page_in_a_frame_of_another_site_is_refused(new_tab: Any, server: Brow
     outside = tmp_path / "outside.html"
     outside.write_text(f'<iframe src="{server.own}/enter"></iframe>')
     tab = new_tab()
-    tab.page.goto(outside.as_uri())
+    tab.go(outside.as_uri())
     tab.until_said("frame-ancestors")

@@ -47,7 +47,7 @@ def without_gpu(text: str) -> str:
 
 def shown(new_tab: Any, report: Path, **options: Any) -> Any:
     tab = new_tab(**options)
-    tab.page.goto(report.as_uri())
+    tab.go(report.as_uri())
     return tab
 
 

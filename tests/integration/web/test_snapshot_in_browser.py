@@ -38,7 +38,7 @@ def test_a_file_leads_to_its_map_where_a_click_on_a_block_shows_its_stack(
     new_tab: Any, server: Browser, path: str
 ) -> None:
     tab = opened(new_tab, server, path)
-    tab.page.goto(f"{server.own}/")
+    tab.go(f"{server.own}/")
     tab.page.get_by_role("link", name="x.memory_snapshot.pickle").click()
     tab.page.get_by_role("heading", name="Memory snapshot").wait_for()
     tab.page.locator("svg.segment rect.block-active").first.click()
@@ -53,7 +53,7 @@ def test_a_stack_is_reached_by_the_keyboard_alone_and_without_scripts(new_tab: A
     tab = new_tab(java_script_enabled=False)
     name, _, value = server.cookie.partition("=")
     tab.page.context.add_cookies([{"name": name, "value": value, "url": server.own}])
-    tab.page.goto(server.own + path)
+    tab.go(server.own + path)
     tab.page.locator(f"a[href*='segment=0-{BASE:#x}']").first.focus()
     tab.page.keyboard.press("Enter")
     tab.page.wait_for_url("**segment=0-**")
@@ -69,7 +69,7 @@ def test_it_fits_every_screen(new_tab: Any, server: Browser, path: str, width: i
     tab = opened(new_tab, server, path, viewport={"width": width, "height": 800}, color_scheme=scheme)
     for address in pages(path):
         server.shown(address)
-        tab.page.goto(server.own + address)
+        tab.go(server.own + address)
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, address
 
 
@@ -78,7 +78,7 @@ def test_it_is_accessible(new_tab: Any, server: Browser, path: str, axe: str, sc
     tab = opened(new_tab, server, path, bypass_csp=True, color_scheme=scheme)
     for address in pages(path):
         server.shown(address)
-        tab.page.goto(server.own + address)
+        tab.go(server.own + address)
         tab.page.evaluate(axe)
         found = tab.page.evaluate("axe.run().then((result) => result.violations)")
         assert [(each["id"], each["nodes"][0]["html"][:160]) for each in found] == [], address

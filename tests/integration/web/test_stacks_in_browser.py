@@ -63,7 +63,7 @@ def test_where_a_job_stands_is_accessible_and_fits_every_screen(
     viewport = {"width": width, "height": 800}
     tab = entered(new_tab, server, "Captures", bypass_csp=True, color_scheme=scheme, viewport=viewport)
     for path in ("/live", "/live/stacks?rank=all"):
-        tab.page.goto(server.own + path)
+        tab.go(server.own + path)
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, path
         for folded in tab.page.locator("summary").all():
             folded.click()
@@ -76,7 +76,7 @@ def test_idle_threads_are_unfolded_by_the_keyboard_and_the_verdict_is_the_larges
     new_tab: Any, server: Browser
 ) -> None:
     tab = entered(new_tab, server, "Captures")
-    tab.page.goto(f"{server.own}/live")
+    tab.go(f"{server.own}/live")
     tab.page.get_by_role("link", name="every rank").press("Enter")
     tab.page.wait_for_url("**/live/stacks?rank=all")
     idle = tab.page.get_by_text("pt_nccl_watchdg").first

@@ -25,7 +25,7 @@ def server(folder: Path) -> Iterator[Browser]:
 
 def test_traces_appear_change_and_go_by_themselves(new_tab: Any, server: Browser, folder: Path) -> None:
     tab = new_tab()
-    tab.page.goto(server.web.address)
+    tab.go(server.web.address)
     tab.page.get_by_text("New ones appear here automatically").wait_for()
     text = synthetic.text(2_000)
     path = folder / "run1" / "host_1.100.pt.trace.json"
@@ -38,9 +38,9 @@ def test_traces_appear_change_and_go_by_themselves(new_tab: Any, server: Browser
     path.write_text(text)
     address = tab.page.url
     server.shown(address.removeprefix(server.own))
-    tab.page.goto(address)
+    tab.go(address)
     assert tab.page.get_by_text("the file is truncated").count() == 0
-    tab.page.goto(f"{server.own}/")
+    tab.go(f"{server.own}/")
     path.unlink()
     tab.page.locator("tr", has_text="gone").wait_for()
     assert link.count() == 0
@@ -52,7 +52,7 @@ def test_the_list_fits_and_is_accessible(new_tab: Any, server: Browser, folder: 
         (folder / f"{name}.json").write_text(synthetic.text(300))
     for scheme, width in (("light", 360), ("dark", 1280)):
         tab = new_tab(bypass_csp=True, color_scheme=scheme, viewport={"width": width, "height": 800})
-        tab.page.goto(server.web.address)
+        tab.go(server.web.address)
         tab.page.get_by_role("link", name="b.json").wait_for()
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
         tab.page.evaluate(axe)

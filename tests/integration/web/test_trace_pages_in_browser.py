@@ -41,7 +41,7 @@ def test_pages_are_drawn_without_errors_and_hostile_names_do_nothing(
     for trace in ids:
         for name in PAGES:
             server.shown(f"/c/{trace}/{name}")
-            tab.page.goto(f"{server.own}/c/{trace}/{name}")
+            tab.go(f"{server.own}/c/{trace}/{name}")
             assert tab.page.locator("main svg").count() > 0, name
             assert tab.page.evaluate("typeof window.attacked") == "undefined", name
             assert tab.page.evaluate("document.querySelectorAll('main img, main script, main meta').length") == 0, name
@@ -52,12 +52,12 @@ def test_the_map_leads_to_a_rank_and_shows_what_is_chosen(new_tab: Any, server: 
     tab = entered(new_tab, server)
     for query in ("", "?value=waiting_us"):
         server.shown(f"/c/{ids[0]}/ranks{query}")
-    tab.page.goto(f"{server.own}/c/{ids[0]}/ranks")
+    tab.go(f"{server.own}/c/{ids[0]}/ranks")
     tab.page.get_by_label("Colour").select_option("waiting_us")
     tab.page.get_by_role("button", name="Show").click()
     tab.page.wait_for_url("**value=waiting_us**")
     tab.page.get_by_role("heading", name="Time waiting for other ranks").wait_for()
-    tab.page.goto(f"{server.own}/c/{ids[0]}/ranks")
+    tab.go(f"{server.own}/c/{ids[0]}/ranks")
     tab.page.locator("svg.heat a[href*='step_breakdown?rank=1']").focus()
     tab.page.keyboard.press("Enter")
     tab.page.wait_for_url("**/view/step_breakdown?rank=1")
@@ -69,7 +69,7 @@ def memory(new_tab: Any, server: Browser, ids: list[str]) -> Any:
     """The page of the memory of rank 0."""
     tab = entered(new_tab, server)
     server.shown(f"/c/{ids[0]}/memory?rank=0")
-    tab.page.goto(f"{server.own}/c/{ids[0]}/memory?rank=0")
+    tab.go(f"{server.own}/c/{ids[0]}/memory?rank=0")
     tab.page.locator("#memory-how").wait_for()
     return tab
 
@@ -139,7 +139,7 @@ def test_pages_fit_every_screen(new_tab: Any, server: Browser, ids: list[str], w
     tab = entered(new_tab, server, viewport={"width": width, "height": 800}, color_scheme=scheme)
     for name in PAGES:
         server.shown(f"/c/{ids[0]}/{name}")
-        tab.page.goto(f"{server.own}/c/{ids[0]}/{name}")
+        tab.go(f"{server.own}/c/{ids[0]}/{name}")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, name
 
 
@@ -148,7 +148,7 @@ def test_pages_are_accessible(new_tab: Any, server: Browser, ids: list[str], axe
     tab = entered(new_tab, server, bypass_csp=True, color_scheme=scheme)
     for name in PAGES:
         server.shown(f"/c/{ids[0]}/{name}")
-        tab.page.goto(f"{server.own}/c/{ids[0]}/{name}")
+        tab.go(f"{server.own}/c/{ids[0]}/{name}")
         tab.page.evaluate(axe)
         found = tab.page.evaluate("axe.run().then((result) => result.violations)")
         assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == [], name
@@ -159,7 +159,7 @@ def test_a_baseline_is_chosen_and_a_row_opens_its_place_in_the_timeline(
 ) -> None:
     tab = entered(new_tab, server)
     server.shown(f"/c/{ids[0]}/view/profiler_steps")
-    tab.page.goto(f"{server.own}/c/{ids[0]}/view/profiler_steps")
+    tab.go(f"{server.own}/c/{ids[0]}/view/profiler_steps")
     tab.page.get_by_label("Baseline").select_option(ids[1])
     tab.page.get_by_role("button", name="Show").click()
     tab.page.wait_for_url(f"**base={ids[1]}**")
@@ -177,6 +177,6 @@ def test_axes_of_charts_over_time_are_legible(
     tab = entered(new_tab, server, color_scheme=scheme, viewport={"width": width, "height": 900})
     for name in ("memory", "counters"):
         server.shown(f"/c/{ids[0]}/{name}")
-        tab.page.goto(f"{server.own}/c/{ids[0]}/{name}")
+        tab.go(f"{server.own}/c/{ids[0]}/{name}")
         assert min(contrasts(tab.page, "svg text.axis")) >= ENOUGH_CONTRAST, name
         assert min(tab.page.evaluate(HEIGHTS)) >= 8, name

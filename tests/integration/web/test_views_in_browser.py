@@ -48,7 +48,7 @@ def test_lists_of_values_and_figures_of_another_tool_are_chosen_on_the_page(
     assert "set.group_by=name%2Bshape" in tab.page.url
     assert "--compat plugin --set group_by=name+shape" in tab.page.locator("footer").inner_text()
     assert tab.page.get_by_label("Group by").input_value() == "name+shape"
-    tab.page.goto(f"{server.own}/c/{ids[1]}/view/modules?compat=plugin")
+    tab.go(f"{server.own}/c/{ids[1]}/view/modules?compat=plugin")
     tab.page.locator("tbody tr").first.wait_for()
     assert shown(tab) == ["net", "net.0"]
     assert tab.problems == []
@@ -120,11 +120,11 @@ def test_a_tree_is_sorted_among_siblings_and_a_filter_shows_matches_below_what_h
 def test_without_scripts_all_rows_of_a_tree_are_shown(new_tab: Any, server: Browser, ids: list[str]) -> None:
     tab = new_tab(java_script_enabled=False)
     address, token = server.web.address.split("#")
-    tab.page.goto(address)
+    tab.go(address)
     tab.page.get_by_label("Token").fill(token)
     tab.page.get_by_role("button", name="Open").click()
     server.shown(f"/c/{ids[0]}/view/modules")
-    tab.page.goto(f"{server.own}/c/{ids[0]}/view/modules")
+    tab.go(f"{server.own}/c/{ids[0]}/view/modules")
     assert shown(tab) == ["Net_0", "Encoder_0", *LAYERS_IN_ORDER, "Head_0"]
     assert tab.page.locator("tbody button").count() == 0
 

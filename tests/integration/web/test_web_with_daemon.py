@@ -22,7 +22,7 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
     with program(crunching(), daemon, quiet=True) as child, browsing(address=daemon.address) as server:
         wait_for_agent(daemon, child.pid)
         tab = new_tab()
-        tab.page.goto(server.web.address)
+        tab.go(server.web.address)
         tab.page.get_by_text("There are no captures yet").wait_for()
         tab.page.get_by_role("link", name="Processes").click()
         tab.page.get_by_label("Duration").fill(scaled_option(0.5))
@@ -41,7 +41,7 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         tab.page.locator("td", has_text="crunch_numbers").first.wait_for()
         capture_id = re.findall(r'href="/c/([\w-]+)"', server.ask("/").text)[0]
         assert server.shown(f"/c/{capture_id}/timeline/trace").status == 200
-        tab.page.goto(f"{server.own}/")
+        tab.go(f"{server.own}/")
         tab.page.locator("tbody tr", has_text=str(child.pid)).wait_for()
         assert (tab.problems, tab.elsewhere) == ([], [])
 
@@ -60,12 +60,12 @@ def test_the_pages_have_the_rights_of_their_user(daemon: Daemon) -> None:
 def test_what_the_daemon_lists_is_accessible(daemon: Daemon, new_tab: Any, axe: str) -> None:
     with browsing(address=daemon.address) as server:
         tab = new_tab(bypass_csp=True)
-        tab.page.goto(server.web.address)
+        tab.go(server.web.address)
         tab.page.get_by_role("heading", name="Captures").wait_for()
         captures = re.findall(r'href="(/c/[\w-]+)"', server.ask("/").text)
         for path in ("/", "/live", *captures[:1]):
             server.shown(path)
-            tab.page.goto(server.own + path)
+            tab.go(server.own + path)
             tab.page.evaluate(axe)
             found = tab.page.evaluate("axe.run().then((result) => result.violations)")
             assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == [], path

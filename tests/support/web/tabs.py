@@ -8,7 +8,7 @@ from support.web.browsing import Browser
 def entered(new_tab: Any, server: Browser, heading: str = "Traces", **options: Any) -> Any:
     """A tab at the first page, which has this heading. options: of the browser's context."""
     tab = new_tab(**options)
-    tab.page.goto(server.web.address)
+    tab.go(server.web.address)
     tab.page.get_by_role("heading", name=heading).wait_for()
     return tab
 
@@ -20,5 +20,5 @@ def opened(new_tab: Any, server: Browser, path: str, **options: Any) -> Any:
     """
     tab = entered(new_tab, server, **options)
     server.shown(path)
-    tab.page.goto(server.own + path)
+    tab.go(server.own + path)
     return tab
