@@ -10,7 +10,7 @@ from kineto_trace.view_api.result_columns import ResultColumn
 MAX_TEXT = 64
 MAX_ITEMS = 64  # of a list
 PROSE = frozenset({"meaning", "about", "title", "advice", "evidence", "why", "hides", "effect"})  # hold sentences
-PLACES = frozenset({"what", "where", "function", "caller", "file"})  # may be in source code: the path is shortened
+PLACES = frozenset({"what", "where", "function", "caller", "file", "place"})  # paths in these are shortened
 MAX_PLACE = 128
 _WORDS: Mapping[str, str] = {  # words in names of columns, as people write them
     "gpu": "GPU",
