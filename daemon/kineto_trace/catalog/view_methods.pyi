@@ -203,7 +203,7 @@ class Views:
         max_points: int = 1000,
         executor: Executor | None = None,
     ) -> Result:
-        """The hardware counters that are percentages over time, as one curve for each GPU and counter.
+        """The hardware counters measured in percent, over time: one curve for each GPU and counter.
 
         Options:
         - max_points: the maximum number of rows per curve, as in the view counters. 0 keeps all.
@@ -232,12 +232,12 @@ class Views:
         max_points: int = 0,
         executor: Executor | None = None,
     ) -> Result:
-        """Every counter in the trace over time: the hardware's, the Linux kernel's, the allocator's, and a file's own.
+        """Every counter in the trace over time: hardware, Linux kernel, allocator, and any others in a trace file.
 
         The value of a hardware counter is the mean of the sample that begins at the time of the row; a missing value means
         that no sample followed. The Linux kernel's counters are rates per second over the interval that begins at the time
-        of the row. Samples in a file from before or after the window of its events (from hardware counters that ran longer)
-        have rows, too: the last sample before the window holds at its beginning.
+        of the row. In a file, hardware counters may extend beyond the recording window. Those samples have rows, too; the
+        last one before the window holds at its beginning.
 
         Options:
         - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
@@ -276,10 +276,10 @@ class Views:
     ) -> Result:
         """The chain of events that determined the length of a window, edge by edge in order of time.
 
-        The path is traced backwards from the end of the window: of everything that an event had to wait for (the event
-        before it on its thread or stream, its launch, a synchronisation, the thread of the backward pass, the runtime's
-        lock), whatever happened last held it up. The durations therefore add up to the length of the window. Shortening an
-        event that is not on the path does not shorten the window.
+        The path is traced backwards from the end of the window. Each event was held up by the last of the things that it
+        had to wait for: the event before it on its thread or stream, its launch, a synchronisation, the thread of the
+        backward pass, the runtime's lock. The durations therefore add up to the length of the window. Shortening an event
+        that is not on the path does not shorten the window.
 
         Options:
         - annotation: the window spans all annotations whose names contain this text; "" means the whole trace. It ends with
@@ -485,9 +485,9 @@ class Views:
 
         The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which add up to
         it. All views that compare traces use only the measured steps (see the view overview). The verdict separates real
-        differences from noise between steps: at most 5 % of the rows reported as changed are so by chance, and the interval
-        of such a row excludes 0. Two recordings of the same program may still differ because of clocks, placement or other
-        programs, since the noise is measured within each recording.
+        differences from noise between steps: at most 5 % of the rows reported as changed differ only by chance, and the
+        interval of such a row excludes 0. Two recordings of the same program may still differ because of clocks, placement
+        or other programs, since the noise is measured within each recording.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
         step_delta_pct, calls_baseline, calls_other, p_value, per.
@@ -505,7 +505,7 @@ class Views:
 
         Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as in
         the diff view of the TensorBoard profiler plug-in; everything between them is grouped. Times are sums over all
-        steps. Only the first thread counts. GPU time belongs to the node in which its call was made.
+        steps. Only the first thread counts. GPU time counts for the node that launched the work.
 
         Options:
         - path: the node, as in the column `path`: 0 is the root, 0-2 its child 2.
@@ -528,7 +528,7 @@ class Views:
     ) -> Result:
         """The operators inside one node of the view diff_tree in two traces, by name: sums over all steps.
 
-        Those with the largest difference in GPU time, or else in host time, come first.
+        Rows are sorted by difference in GPU time, then in host time; the largest come first.
 
         Options:
         - path: the node, as in the column `path` of diff_tree: 0 is the root, 0-2 its child 2.
@@ -692,10 +692,10 @@ class Views:
         latency, and clocks that are held down. The savings of functions, waits, allocations and small kernels come from
         replaying the steps on the host and the GPU without them; other savings never exceed the time that view time_causes
         assigns to their cause. All are shares of the time that the steps take when they are not recorded, if that is known.
-        The advice suits the GPUs of the trace. First steps that do not show the pace of the program, and findings that
-        would save less than half a per cent, are left out; findings whose possible saving is unknown come last. Without a
-        GPU, the view looks for time that the host loses: in the program's own functions, in data loading, in the optimizer,
-        and in threads that compete for the GIL or the CPUs. If the program stands still, the view only says where.
+        The advice suits the GPUs of the trace. Atypical first steps, and findings that would save less than half a per
+        cent, are left out; findings whose possible saving is unknown come last. Without a GPU, the view looks for time that
+        the host loses: in the program's own functions, in data loading, in the optimizer, and in threads that compete for
+        the GIL or the CPUs. If nothing moves, the view only shows where the program waits.
 
         Options:
         - top: the maximum number of findings.
@@ -871,7 +871,7 @@ class Views:
     ) -> Result:
         """How busy each GPU was over the recording, in at most 100 buckets of 1, 10, 100, … µs each.
 
-        The recording spans the profiler's own range if the file has it, otherwise the time from the first to the last
+        The recording is the profiler's own range if the file states it, otherwise the time from the first to the last
         event. The last bucket also covers the remainder. Time that the GPU's source did not record does not count.
 
         compat=plugin: the same figures apart from the precision of the times.
@@ -904,7 +904,7 @@ class Views:
 
         On a CPU, XLA itself records the operations. On NVIDIA GPUs, the kernels of the trace are matched with the modules
         that the program compiled: a kernel that may have run several instructions gets only what they have in common. CPU
-        operations contain each other: a loop, for example, contains its body.
+        operations can be nested: a loop, for example, contains its body.
 
         Columns: rank, hlo_op, hlo_module, op_name, source, where, runs, total_us, mean_us, max_us, share_pct.
         """
@@ -1045,9 +1045,9 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """The precision in which kernels compute, longest total time first. Collectives do not compute.
+        """The precision in which kernels compute, longest total time first. Collectives are left out.
 
-        The narrowest type in a kernel's name counts, since wider ones next to it are those of sums and results. If a name
+        The narrowest type in a kernel's name counts, since wider ones next to it belong to sums and results. If a name
         contains no type (compiled and fused kernels), the narrowest input type of the operator counts, if it was recorded.
 
         Columns: rank, precision, bits, calls, total_us, share_pct, tensor_core_us.
@@ -1434,8 +1434,8 @@ class Views:
 
         Losses come first: sources that began late or ended early, and records that were dropped or cannot be read. Parts
         that are missing altogether follow. A trace from kinetod states which activity types and options were requested,
-        which sources recorded, and why others could not. A trace from another tool states some of its options at most, so
-        some reasons stay unknown. With several ranks, each item appears once, with the longest time or the total number of
+        which sources recorded, and why others could not. Traces from other tools state few of their options, so some
+        reasons stay unknown. With several ranks, each item appears once, with the longest time or the total number of
         records. The view validate lists everything that a trace may contain.
 
         Columns: what, option, why, hides, torch_profiler, ranks.
@@ -1485,9 +1485,9 @@ class Views:
     ) -> Result:
         """Matrix products, convolutions and attention by operator and shape (roofline): operations, speed, and its limit.
 
-        Operations follow from the recorded sizes of the inputs: a multiplication with its addition counts as two, and
-        attention with a causal mask counts half. Bytes are the minimum that must be moved, so "memory" is certain, while
-        "arithmetic" is the limit with perfect caches. The rows with the most GPU time come first.
+        Operations are computed from the recorded sizes of the inputs: a multiply-add counts as two, and attention with a
+        causal mask counts half. Bytes are the minimum that must be moved, so "memory" is certain, while "arithmetic" is the
+        limit with perfect caches. The rows with the most GPU time come first.
 
         Options:
         - peak: the peak of the GPU in TFLOP/s, for all precisions; 0: from the GPU's data sheet.
@@ -1510,9 +1510,9 @@ class Views:
 
         A kernel, copy or fill belongs to the innermost operator around the call that launched it, which is found by the
         correlation id. Times are sums over all calls; overlapping work counts each time. The total of an operator includes
-        nested operators, so totals of different rows must not be added; an operator nested in one of its own row adds
-        nothing. Rows are ordered by device_self_us, largest first; without GPU work, by host_self_us, and the GPU columns
-        are missing.
+        nested operators, so totals of different rows must not be added; an operator nested in another of the same row
+        adds nothing. Rows are ordered by device_self_us, largest first; without GPU work, by host_self_us, and the GPU
+        columns are missing.
 
         Options:
         - group_by: "name"; "name+shape" for one row per distinct input shapes; "type" for one row per kind of work, such as
@@ -1764,7 +1764,7 @@ class Views:
         - data_loading: more than 5 % of the mean step is spent waiting for data.
         - data_parallel: DataParallel runs on more than one GPU.
         - nccl_backend: DistributedDataParallel runs without NCCL on NVIDIA GPUs of compute capability 3.5 or higher.
-        - communication: more than 10 % of the mean step is communication that nothing else hides.
+        - communication: more than 10 % of the mean step is communication that no other work hides.
         - low_utilization: a GPU runs kernels in less than 50 % of the steps' time.
         - tensor_cores: no kernel uses tensor cores on a GPU that has them (NVIDIA: compute capability 7 or higher),
           although some operators could.
@@ -1807,10 +1807,11 @@ class Views:
 
         Counters are those of the views kernel_counters and op_counters. If DRAM or the compute units reach 60 % of their
         peak, the higher one decides; the threshold is that of Nsight Compute's rule for latency. If neither reaches it, the
-        row is latency-bound. Unless multiprocessors have work for less than 60 % of the time, that verdict needs a value
-        for DRAM and for every unit that the work may use: the tensor pipe and, except for kernels that multiply on tensor
-        cores, ordinary cores (kinetoctl trace --counters=tensor). Otherwise the verdict is "not known", as it is for
-        collectives and copies between host and GPU, which are limited by a link (view collective_counters).
+        row is latency-bound. That verdict needs a value for DRAM. If multiprocessors have work for at least 60 % of the
+        time, it also needs one for every unit that the work may use: the tensor pipe and, except for kernels that multiply
+        on tensor cores, ordinary cores (kinetoctl trace --counters=tensor). Without these values, the verdict is "not
+        known", as it is for collectives and copies between host and GPU, which are limited by a link (view
+        collective_counters).
 
         Options:
         - by: kernel, or op for operators.
@@ -1863,16 +1864,16 @@ class Views:
     ) -> Result:
         """What each training step spent its time on; the last row is the average of the measured steps.
 
-        A step that began before the recording or ended after it has a row, but does not count for the average. Neither do
-        first steps that do not show the program's pace: warm-up steps, and steps in which the host ran ahead of the GPU.
+        A step that began before the recording or ended after it has a row, but does not count towards the average. Neither
+        do first steps that do not show the program's pace: warm-up steps, and steps in which the host ran ahead of the GPU.
 
-        Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
-        cpu_exec that is active then, otherwise other. Time that a source did not record (see the view validate) counts as
-        unrecorded, since its roles are unknown. The parts of a row therefore add up to the length of the step. The average
-        covers the steps without unrecorded time, if there are any. The role kernel excludes communication kernels;
-        communication includes NCCL's kernels, recognized by their names or arguments, and host ranges such as
-        "nccl:all_reduce" and "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills
-        are missing, not zero.
+        Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader
+        and cpu_exec that is active then, or other if none is. Time that a source did not record (see the view validate)
+        counts as unrecorded, since its roles are unknown. The parts of a row therefore add up to the length of the step.
+        The average covers the steps without unrecorded time, if there are any. The role kernel excludes communication
+        kernels; communication includes NCCL's kernels, recognized by their names or arguments, and host ranges such as
+        "nccl:all_reduce" and "gloo:broadcast". Without any GPU activity in the trace, the times of kernels, copies and
+        fills are missing, not zero.
 
         Options:
         - step_ends: "host" uses the steps as the host sees them ("ProfilerStep#N"). "device" applies the rule of the
@@ -1917,9 +1918,9 @@ class Views:
     ) -> Result:
         """Where the host time of each training step goes: loading, forward, backward, optimizer, other code.
 
-        Needs no GPU. Loading and the optimizer come from torch's annotations, forward and backward from the operators and
-        autograd's sequence numbers; gaps of up to a millisecond within a phase belong to it. Each moment counts once, so
-        the phases add up to the length of the step. With a GPU, these are the times of the launches, not of the kernels.
+        No GPU is needed. Loading and the optimizer come from torch's annotations, forward and backward from the operators
+        and autograd's sequence numbers; gaps of up to a millisecond within a phase belong to it. Each moment counts once,
+        so the phases add up to the length of the step. With a GPU, these are the times of the launches, not of the kernels.
         Steps that the recording cut off are left out if there are others.
 
         Columns: rank, step, start_ns, total_us, loading_us, forward_us, backward_us, optimizer_us, other_us,
@@ -2117,9 +2118,9 @@ class Views:
     ) -> Result:
         """What analyses need from a trace, whether this trace has it, and how to record it if not.
 
-        An argument whose values do not have the type that readers of Kineto traces expect (see HTA's validate_trace_format)
-        has a row of its own. The notes list what was lost when the trace was recorded or read. Advice names options of
-        kinetoctl for traces that kinetod recorded, and options of torch.profiler for all others.
+        An argument of a type that readers of Kineto traces do not expect (see HTA's validate_trace_format) has a row of its
+        own. The notes list what was lost when the trace was recorded or read. Advice names options of kinetoctl for traces
+        that kinetod recorded, and options of torch.profiler for all others.
 
         Columns: rank, part, ok, rows, complete_pct, needed_for, advice.
         """
