@@ -373,9 +373,14 @@ def _write(results: Mapping[str, "Result"], checks: Mapping[str, list["Check"]],
 def _exit_code(
     results: Mapping[str, "Result"], checks: Mapping[str, list["Check"]], settings: CommonOptions
 ) -> ExitCode:
-    """Says what the checks found. Raises NotComparable if one could not be made and none failed."""
+    """Says what the checks found. Raises NotComparable if one could not be made and none failed, or a file is cut."""
     from kineto_trace.analysis.diff.view_differences import CheckOutcome
+    from kineto_trace.model.trace import TRUNCATED
 
+    notes = [note for result in results.values() for note in result.notes]
+    cut = next((note for note in notes if TRUNCATED in note), "")
+    if cut and checks:
+        raise NotComparable(f"--fail-on: no verdict is possible: {cut}")
     every = [(view, check) for view, found in checks.items() for check in found]
     for view, check in every:
         if check.outcome is CheckOutcome.FAILED or not settings.quiet:
@@ -385,8 +390,8 @@ def _exit_code(
     unknown = [f"{view}: {check.message}" for view, check in every if check.outcome is CheckOutcome.UNKNOWN]
     if unknown:
         raise NotComparable(f"--fail-on: no verdict is possible: {'; '.join(unknown)}")
-    partial = any(note.endswith(": not compared") for result in results.values() for note in result.notes)
-    return ExitCode.PARTIAL if partial else ExitCode.DONE
+    partial = any(note.endswith(": not compared") for note in notes)
+    return ExitCode.PARTIAL if partial or cut else ExitCode.DONE
 
 
 # What `kinetoctl diff` found, for people and for CI: a headline, Markdown and JUnit XML.

@@ -42,6 +42,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.kernel_types import short_name
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import TRUNCATED
 from kineto_trace.structure.activity_links import calls, gpu, inside_equals, ops, owners, step_names
 from kineto_trace.structure.library_calls import code_place
 from kineto_trace.structure.module_calls import (
@@ -250,10 +251,11 @@ def _lacking(first: StepSamples, second: StepSamples, names: Sequence[tuple[str,
 
 
 def _notes(first: StepSamples, second: StepSamples) -> list[str]:
-    paces = [
-        f"{name}: {side.pace_note}" for name, side in (("baseline", first), ("other trace", second)) if side.pace_note
-    ]
-    notes = [*paces, *dict.fromkeys((*first.notes, *second.notes))]
+    sides = ("baseline", first), ("other trace", second)
+    cut = [f"{name}: {note}" for name, side in sides for note in side.notes if note.startswith(TRUNCATED)]
+    paces = [f"{name}: {side.pace_note}" for name, side in sides if side.pace_note]
+    others = (note for note in (*first.notes, *second.notes) if not note.startswith(TRUNCATED))
+    notes = [*cut, *paces, *dict.fromkeys(others)]
     counts = len(first.steps), len(second.steps)
     if not min(counts):
         which = "baseline" if not counts[0] else "other trace"

@@ -40,7 +40,7 @@ import numpy as np
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import Flags, Floats, Ints
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES, TRUNCATED
 from kineto_trace.structure.activity_links import Steps, calls, gpu, steps
 from kineto_trace.structure.nesting import unrecorded
 from kineto_trace.structure.step_pace import step_pace
@@ -422,7 +422,7 @@ def samples(
                 groups.sizes()[keep].astype(np.float64),
             )
         )
-    told = list(notes)
+    told = [*notes, *(note for note in context.trace.notes if note.startswith(TRUNCATED))]
     if any(part.time == GPU for part in parts) and not context.get(gpu_moments).launched:
         told.append(RAN_AHEAD)
     empty = np.empty((0, count))

@@ -1,11 +1,13 @@
 """`kinetoctl diff` over small stored traces."""
 
 import xml.etree.ElementTree as Xml
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from kineto_trace.analysis.diff.diff_views import diff_ops
 from kineto_trace.analysis.diff.view_differences import Check, CheckOutcome
+from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.store.parquet_folder import save_columns
 from kinetoctl.commands.diff import markdown, write_junit
 from kinetoctl.exit_codes import ExitCode
@@ -48,6 +50,18 @@ def test_a_longer_trace_of_the_same_program_shows_no_change(run: Run, traces: Pa
     ops = result.stdout[result.stdout.index("\nops\n") :]
     assert ops.startswith("\nops\n(nothing)\nnote: 3 rows are within the noise (--all shows them)\n")
     assert "aten::mm" in run(traces / "before", traces / "same", "--all").stdout
+
+
+def test_a_truncated_trace_is_compared_in_part_and_judged_by_no_check(run: Run, traces: Path, tmp_path: Path) -> None:
+    note = "the file is truncated in its list of events, after 9 of about 12 events"
+    save_columns(replace(open_trace(traces / "slow"), notes=(note,)), tmp_path / "cut")
+    result = run(traces / "before", tmp_path / "cut")
+    assert (result.code, f"note: other trace: {note}\n" in result.stdout) == (4, True)
+    result = run("--fail-on", "5%", traces / "before", tmp_path / "cut")
+    assert (result.code, f"error: --fail-on: no verdict is possible: other trace: {note}\n" in result.stderr) == (
+        5,
+        True,
+    )
 
 
 def test_of_few_steps_none_is_left_out(run: Run, traces: Path) -> None:
