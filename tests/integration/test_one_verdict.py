@@ -120,7 +120,9 @@ TRACES: dict[str, Make] = {
     "an inference on the CPU": made(sampled_trace(SERVES * 4, steps=0)),
     "an inference on a GPU": made(stepped({"aten::mm": [300.0] * 20}, {"gemm": [900.0] * 20}, annotated=False)),
 }
-LOADS = "Load ahead and in parallel: DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…)."
+LOADS = (
+    "Load batches ahead of time and in parallel: DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…)."
+)
 LAUNCHES = (
     "Give the GPU more work per launch: torch.compile or CUDA graphs, a larger batch, fused optimizers, fewer tiny "
     "operators and less Python between them."

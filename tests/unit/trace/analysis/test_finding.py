@@ -12,9 +12,9 @@ from kineto_trace.analysis.finding import (
     REMEDIES,
     confidence,
     remedy,
-    saving,
 )
 from kineto_trace.structure.library_calls import CallKind
+from kineto_trace.view_api.cell_texts import saving
 
 ROW = {
     "finding": "pageable_copies", "saving_us": 36_000.0, "saving_pct": 36.0, "saving_per_step_us": 36.0,
@@ -44,8 +44,8 @@ def test_a_saving_has_its_confidence_behind_its_share() -> None:
 @pytest.mark.parametrize(
     ("advice", "text"),
     [
-        (LOADING.format(more="More."), "Load ahead and in parallel: DataLoader(num_workers=…, persistent_workers=True, "
-         "prefetch_factor=…)"),
+        (LOADING.format(more="More."), "Load batches ahead of time and in parallel: "
+         "DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…)"),
         (REMEDIES[CallKind.LOGGING], "Log less often, or hand the records to another thread"),
         (REMEDIES[CallKind.ITEM], "Do not read tensors one number at a time in Python: vectorise the computation, and "
          "read one result"),
