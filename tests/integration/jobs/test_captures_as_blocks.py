@@ -1,6 +1,10 @@
 """Captures of kinetoctl.api as context managers, with and without an event loop, against the daemons of two hosts."""
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +19,50 @@ from support.waiting import scaled
 HOSTS, AGENTS = 2, 1
 EVERYBODY = api.Selection(ranks=(api.ANY_RANK,))
 SHORT_S, LONG_S = 0.2, 120.0
+PROGRAM = """
+import asyncio, signal, threading
+from kinetoctl import api
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+options = api.CaptureOptions(at=[api.Place(*each) for each in {places}], duration_s={duration_s}, attach=False)
+
+def work():
+    before = signal.getsignal(signal.SIGINT)
+    with api.capture(api.Selection(ranks=(api.ANY_RANK,)), options) as capture:
+        pass
+    verdicts = [process.verdict for process in capture.result().processes]
+    print("TRACED", signal.getsignal(signal.SIGINT) is before, *verdicts)
+
+async def main():
+    work()
+
+def left():
+    print("LEFT", signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+"""
+IPYTHON = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell(user_ns=globals())
+shell.run_line_magic("autoawait", "asyncio")
+shell.run_cell("work()\\nawait asyncio.sleep(0)").raise_error()
+left()
+"""
+PYTEST_ASYNCIO = """
+import pytest
+@pytest.mark.asyncio
+async def test_work():
+    work()
+def test_left():
+    left()
+"""
+WAYS = {  # what calls `work`, by what that needs
+    "": "work(); left()",
+    "asyncio": "asyncio.run(main()); left()",
+    "threading": "thread = threading.Thread(target=work); thread.start(); thread.join(); left()",
+    "uvloop": "import uvloop; uvloop.run(main()); left()",
+    "IPython": IPYTHON,
+    "pytest_asyncio": PYTEST_ASYNCIO,
+}
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +180,27 @@ def test_a_start_that_is_cancelled_leaves_nothing_armed(fleet: Fleet, monkeypatc
     asyncio.run(work())
     listed = run_process(["captures", "list", "--limit", "1", "--hosts", str(fleet.hosts_file())], environment())
     assert listed.stdout.count("CANCELLED") == HOSTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_a_block_without_await_works_beside_any_loop_and_leaves_the_handler_of_interrupts(
+    fleet: Fleet, tmp_path: Path, way: str
+) -> None:
+    if way:
+        pytest.importorskip(way)
+    places = [(host.name, host.address) for host in fleet.hosts]
+    program = tmp_path / "test_way.py"
+    program.write_text(PROGRAM.format(places=places, duration_s=SHORT_S) + WAYS[way])
+    runner = ["-m", "pytest", "-qs", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", "-c", os.devnull]
+    command = [sys.executable, *(runner if way == "pytest_asyncio" else ()), str(program)]
+    found = subprocess.run(
+        command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=scaled(60), check=False
+    )
+    assert found.returncode == 0, found
+    traced, left = re.findall(r"(?:TRACED|LEFT) (.*)", found.stdout)
+    assert re.fullmatch(rf"True( DONE| PARTIAL){{{HOSTS * AGENTS}}}", traced)  # on a busy machine one may begin late
+    assert left == "True"
 
 
 def test_before_it_is_entered_there_is_nothing_to_wait_for() -> None:

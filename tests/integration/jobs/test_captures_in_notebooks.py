@@ -85,6 +85,11 @@ def test_a_cell_captures_whoever_handles_interrupts(kernel: Kernel, fleet: Fleet
     assert len(found) == HOSTS and set(found) <= {"DONE", "PARTIAL"}  # on a busy machine one may begin late
 
 
+def test_a_cell_that_awaits_captures_without_await(kernel: Kernel, fleet: Fleet) -> None:
+    awaits = "%autoawait asyncio\nimport asyncio\nawait asyncio.sleep(0)\n"
+    assert len(verdicts(kernel.run(awaits + cell(fleet, 0.2)))) == HOSTS
+
+
 def test_an_interrupt_ends_the_capture_and_the_cell_goes_on(kernel: Kernel, fleet: Fleet) -> None:
     def heard(text: str) -> None:
         if BEGUN in text:
