@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import kineto_trace as kt
-from kineto_trace.catalog.first_screen import first_screen_of
+from kineto_trace.catalog.first_screen import FirstScreen, first_screen_of
 from kineto_trace.catalog.view_runner import SameProcess
 from support.machine.control_groups import ControlGroup, cpu_group, memory_group, storage_group, swap_space
 from support.service.cli import kinetoctl
@@ -64,10 +63,9 @@ class Measured:
     waited_pct: float
 
 
-def answer_of(trace: Path) -> tuple[list[dict[str, Any]], str]:
-    """The rows of the view of findings, and the verdict."""
-    screen = first_screen_of([trace], executor=SameProcess())
-    return screen.findings.rows(), screen.verdict
+def screen_of(trace: Path) -> FirstScreen:
+    """The findings of the trace, and where its time goes."""
+    return first_screen_of([trace], executor=SameProcess())
 
 
 def measure(

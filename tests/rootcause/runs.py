@@ -5,26 +5,27 @@ import queue
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
+from kineto_trace.catalog.first_screen import FirstScreen, verdict
 from support.service.daemon import Daemon
 
 from rootcause.causes import Cause
 from rootcause.judgement import Verdict, judge, without_neighbours
-from rootcause.measure import NO_CPU, Measured, Place, answer_of, measure
+from rootcause.measure import NO_CPU, Measured, Place, measure, screen_of
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of a program, and the findings of its trace with the verdict on it."""
+    """A run of a program, and what a reader sees first of its trace."""
 
     measured: Measured
-    findings: list[dict[str, Any]]
-    verdict: str
+    screen: FirstScreen
 
 
 class Runs:
@@ -78,10 +79,10 @@ class Runs:
             options = cause.options if planted else ()
             measured = measure(self._daemon, cause.program, planted, folder, options, place)
             if not place.analysed_beside:
-                return Run(measured, *answer_of(measured.trace))
+                return Run(measured, screen_of(measured.trace))
         finally:
             self._free.put(place)
-        return Run(measured, *self._analyses.submit(answer_of, measured.trace).result())
+        return Run(measured, self._analyses.submit(screen_of, measured.trace).result())
 
 
 def judge_again(cause: Cause, folder: Path) -> Verdict:
@@ -92,9 +93,13 @@ def judge_again(cause: Cause, folder: Path) -> Verdict:
 
 def _judged(cause: Cause, planted: Run, control: Run) -> Verdict:
     told = _told(planted, own=cause.name in NO_CPU)
-    # a verdict on a neighbour that took the processors says nothing about the cause
-    sentence = planted.verdict if told[1][:1] == planted.findings[:1] else ""
-    return judge(cause, told, _told(control, own=False), sentence)
+    return judge(cause, told, _told(control, own=False), _sentence(planted.screen, told[1]))
+
+
+def _sentence(screen: FirstScreen, findings: Sequence[Mapping[str, Any]]) -> str:
+    """The verdict if the trace had these findings alone."""
+    table = pa.Table.from_pylist(list(findings), schema=screen.findings.table.schema)
+    return verdict(replace(screen.findings, table=table), screen.time, ranks=1, traces=1)
 
 
 def _kept_run(folder: Path) -> Run:
@@ -103,13 +108,13 @@ def _kept_run(folder: Path) -> Run:
     except OSError as exc:
         raise RuntimeError(f"no kept run: {exc}") from exc
     trace = folder / "trace.json.gz"
-    return Run(Measured(told["step_ms"], trace, told["waited_pct"]), *answer_of(trace))
+    return Run(Measured(told["step_ms"], trace, told["waited_pct"]), screen_of(trace))
 
 
 def _told(run: Run, *, own: bool) -> tuple[float, Sequence[Mapping[str, Any]]]:
     """own: the cause itself keeps processors from the program."""
-    measured = run.measured
-    return measured.step_ms, run.findings if own else without_neighbours(run.findings, measured.waited_pct)
+    measured, findings = run.measured, run.screen.findings.rows()
+    return measured.step_ms, findings if own else without_neighbours(findings, measured.waited_pct)
 
 
 def _keep(folder: Path, run: Run) -> None:
@@ -120,5 +125,7 @@ def _keep(folder: Path, run: Run) -> None:
     measured = run.measured
     shutil.copy(measured.trace, folder / "trace.json.gz")
     (folder / "measured.json").write_text(
-        json.dumps({"step_ms": measured.step_ms, "waited_pct": measured.waited_pct, "findings": run.findings})
+        json.dumps(
+            {"step_ms": measured.step_ms, "waited_pct": measured.waited_pct, "findings": run.screen.findings.rows()}
+        )
     )

@@ -2,9 +2,14 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kineto_trace.catalog.first_screen import FirstScreen
+from kineto_trace.catalog.view_catalog import VIEWS
+from kineto_trace.view_api.result import Result, make_result
 from rootcause import runs
 from rootcause.causes import AFTERTHOUGHTS, CAUSES, FRAMEWORKS, HELD_OUT, Cause
 from rootcause.runs import judge_again
@@ -29,34 +34,37 @@ def test_patterns_do_not_fit_everything() -> None:
 
 LOCK = Cause(name="lock", program="services", where="after_step", remedy="lock")
 WAITS = {
-    "finding": "user_code_lock", "title": "after_step waits", "advice": "Hold the lock shorter", "where": "",
-    "saving_pct": 45.0,
+    "finding": "user_code_lock", "title": "after_step waits", "advice": "Hold the lock shorter.", "saving_us": 9e3,
+    "saving_pct": 45.0, "saving_per_step_us": 9e3, "guess": False,
 }  # fmt: skip
-SAID = "after_step waits. Hold the lock shorter."
+OTHERS = {**WAITS, "finding": "no_processor", "title": "The thread is short of CPU", "advice": "Look elsewhere."}
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    """What was kept of a run with a lock, in which the main thread also waited 40 % of the time for a processor."""
+def screen(*findings: dict[str, Any]) -> FirstScreen:
+    def result(name: str, rows: Sequence[dict[str, Any]]) -> Result:
+        values = {column.name: [row.get(column.name) for row in rows] for column in VIEWS[name].result_columns}
+        return make_result(name, VIEWS[name].result_columns, values)
+
+    nothing = result("time_causes", ())
+    found = result("findings", findings)
+    return FirstScreen(facts=(), verdict="", cause="", time=nothing, findings=found, missing=nothing)
+
+
+@pytest.mark.parametrize("found", [(WAITS,), (OTHERS, WAITS)])
+def test_a_kept_trace_is_judged_again_without_what_other_programs_took(
+    found: tuple[dict[str, Any], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, step_ms in (("lock", 20.0), ("services-control", 10.0)):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "measured.json").write_text(json.dumps({"step_ms": step_ms, "waited_pct": 40.0, "findings": []}))
-    return tmp_path
-
-
-def test_a_kept_trace_is_judged_again_by_the_rules_of_now(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "answer_of", lambda trace: ([WAITS], SAID) if trace.parent.name == "lock" else ([], ""))
-    verdict = judge_again(LOCK, kept)
+    monkeypatch.setattr(runs, "screen_of", lambda trace: screen(*(found if trace.parent.name == "lock" else ())))
+    verdict = judge_again(LOCK, tmp_path)
     assert (verdict.place, verdict.predicted_pct, verdict.share_pct) == (1, 45.0, 50.0)
-    assert (verdict.should_be_said, verdict.is_said) == (True, True)
-
-
-def test_a_verdict_on_other_programs_need_not_name_the_cause(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = {**WAITS, "finding": "no_processor", "title": "short of CPU"}
-    monkeypatch.setattr(runs, "answer_of", lambda _trace: ([other, WAITS], "The thread is short of CPU."))
-    verdict = judge_again(LOCK, kept)
-    assert (verdict.place, verdict.should_be_said) == (1, False)
+    assert verdict.sentence == (
+        "after_step waits. Hold the lock shorter. That would save up to 9 ms a step (45 %, likely)."
+    )
+    assert verdict.should_be_said and verdict.is_said
 
 
 def test_what_was_not_kept_cannot_be_judged(tmp_path: Path) -> None:
