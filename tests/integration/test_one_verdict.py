@@ -199,7 +199,7 @@ def test_the_verdict_is_the_same_on_every_surface(
         ids = re.findall(r'href="/c/(\w+)"', browser.ask("/").text)  # one, or one of each run
         shown = [in_page(browser.shown(f"/c/{trace_id}").text) for trace_id in ids]
     first = " ".join(text.split("\n\n")[0].splitlines())
-    assert first == verdict or (not verdict and first.startswith("What the trace does not show"))
+    assert first == verdict or (not verdict and first.startswith(" What to change (findings)"))
     assert in_page(page.read_text()) == verdict and verdict in shown
     assert verdict == VERDICTS.get(name, verdict)
 

@@ -80,9 +80,9 @@ REMEDIES = {
     "DistributedDataParallel or FSDP reduce gradients in buckets during the backward pass, combine small tensors into "
     "one, reduce metrics only every N steps and read them later (async_op=True). Waiting for other ranks is "
     "not counted as a saving; see rank_what_if.",
-    CallKind.CLIP: "Clip all gradients at once (torch.nn.utils.clip_grad_norm_ with foreach=True, or a fused optimizer "
-    "that clips), or not at all if their norm never reaches the limit; with gradient accumulation, clip once per "
-    "optimizer step.",
+    CallKind.CLIP: "Clip all gradients at once with torch.nn.utils.clip_grad_norm_(…, foreach=True) or a fused "
+    "optimizer that clips, or not at all if their norm never reaches the limit; with gradient accumulation, clip once "
+    "per optimizer step.",
     CallKind.HASH: f"Hash less (a digest reads every byte): {_LESS}; where tampering is no concern, a checksum "
     "(zlib.crc32, xxhash) is faster.",
     CallKind.DATABASE: "Do not wait for a database in the step: write many rows in one transaction (executemany, one "
