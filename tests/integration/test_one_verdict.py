@@ -143,8 +143,8 @@ VERDICTS = {
         f"{LAUNCHES} That would save up to 13 ms of the recorded time (53 %, likely)."
     ),
     "Kineto's trace of mlp, cut off": (
-        "The file is truncated in the middle of an event: 1937 events were read. Whole kinds of activities may be"
-        " missing, so no share of the time is certain: copy the file again, or record a new trace."
+        "The file is truncated in the middle of an event, after 1937 events of an unknown number. Whole kinds of "
+        "activities may be missing, so no share of the time is certain: copy the file again, or record a new trace."
     ),
     "a training on the CPU": (
         "A step takes 100 ms on average. The DataLoader builds the next batch in the training process. "
@@ -152,9 +152,9 @@ VERDICTS = {
     ),
     "a start": (
         "100 % of the recorded time is everything else: your own Python code, or waits in it. Most promising, by "
-        "a rough estimate: <module> (train.py:42) takes part of the time. Look at this line: replace work on "
-        "single numbers by operations on whole arrays or tensors, keep results that would be computed again, and "
-        "run independent work in other processes."
+        "a rough estimate: <module> (train.py:42) takes up part of the time. Look at this line: replace "
+        "element-by-element work with operations on whole arrays or tensors, cache results that would otherwise be "
+        "recomputed, and run independent work in other processes."
     ),
     "a hang": "Nothing moved: the main thread waits for a lock in main (train.py:10).",
     "a job that hangs": "Nothing moved: the main thread waits for a lock in main (train.py:10) (on 2 of 3 ranks).",
@@ -167,7 +167,7 @@ VERDICTS = {
     ),
     "an empty window": "",
     "an inference on the CPU": (
-        "tokens_of (serve.py:42) takes part of the step, but does no training. Look at this line: run it less "
+        "tokens_of (serve.py:42) takes up part of the step, but does no training. Look at this line: run it less "
         "often, or in another thread or process. That would save up to 240 ms of the recorded time (60 %, "
         "likely)."
     ),

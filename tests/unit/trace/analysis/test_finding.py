@@ -50,13 +50,14 @@ def test_a_saving_has_its_confidence_behind_its_share() -> None:
         (REMEDIES[CallKind.ITEM], "Do not read tensors one number at a time in Python: vectorise the computation, and "
          "read one result"),
         (REMEDIES[CallKind.CLIP], "Clip all gradients at once with torch.nn.utils.clip_grad_norm_(…, foreach=True) or "
-         "a fused optimizer that clips, and not at all if their norm never reaches the limit"),
+         "a fused optimizer that clips, or not at all if their norm never reaches the limit"),
         (PINNING, "Give this DataLoader thread less to do: smaller types, fewer and larger tensors per batch, and "
          "nothing in a batch that the training does not need"),
-        (BLOCKED, "Remove the wait, move it to another thread, or prepare what the thread waits for ahead of time"),
+        (BLOCKED, "Remove the wait, move it to another thread, or prepare ahead of time what the thread waits for"),
         (FRAMEWORK, "Leave out callbacks, hooks, metrics and logs that are not needed in every step, or do more per "
          "step"),
-        (PAGING, "Check for swapping, use less memory or add more, and read mapped files ahead in worker processes"),
+        (PAGING, "Check for swapping, use less memory or add memory, and read mapped files ahead of time in worker "
+         "processes"),
         (None, ""),
     ],
 )  # fmt: skip
