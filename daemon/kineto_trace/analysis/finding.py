@@ -7,7 +7,7 @@ from typing import Any
 
 from kineto_trace.structure.library_calls import CallKind
 
-# Causes whose possible saving is unknown.
+# Causes whose possible saving is unknown, or that end by themselves.
 GUESSES = frozenset(
     {
         "kernel_gaps",
@@ -15,6 +15,7 @@ GUESSES = frozenset(
         "unknown_idle",
         "unmeasured_convolutions",
         "busy_function",
+        "compile_warm_up",
         "framework_work",
         "memory_bound",
         "compute_bound",
@@ -22,28 +23,15 @@ GUESSES = frozenset(
         "throttled_clock",
     }
 )
-# Causes whose saving rests on an assumption, such as twice the speed, besides the time that was measured.
-ASSUMED = frozenset(
-    {
-        "double_precision",
-        "elementwise",
-        "exposed_communication",
-        "gpu_shared",
-        "no_tensor_cores",
-        "small_collectives",
-        "small_grids",
-        "small_kernels",
-        "unfused_optimizer",
-    }
-)
-MEASURED = 0.5  # of the saving: one that is known better than that counts as measured
+# Causes whose remedy only shows what to change, and saves nothing by itself.
+DIAGNOSED = frozenset({"host_annotation", "waiting_in_collectives"})
 _SENTENCE = re.compile(r"[.!?] (?=[^a-z])")  # between sentences
 _ASIDE = re.compile(r" \((?:[^()]|\([^()]*\))*\)")
 _WORKERS = "in DataLoader workers (num_workers)"
 _LESS = "do this less often, or in another thread or process"
 REMEDIES = {
-    CallKind.NONE: "Look at this line: run it less often, or in another thread or process. Replace element-by-"
-    f"element work with operations on whole tensors, and prepare batches {_WORKERS}.",
+    CallKind.NONE: "Run this line less often, or in another thread or process. Replace element-by-element work with "
+    f"operations on whole tensors, and prepare batches {_WORKERS}.",
     CallKind.TENSOR_PRINT: "Do not print tensors in the loop: formatting one reads every number in it. Print a single "
     "number every N steps.",
     CallKind.LOGGING: "Log less often, or hand the records to another thread (logging.handlers.QueueHandler); a "
@@ -66,8 +54,8 @@ REMEDIES = {
     CallKind.NETWORK: "Do not wait for the network in the step: use it less often, or from another thread or process.",
     CallKind.FILE: f"Do not wait for files in the step: read them ahead of time in another thread or {_WORKERS}, or "
     "keep them on faster storage; write less often, or in another thread or process.",
-    CallKind.WAIT: "The step waits for another thread or process (a lock, a queue, a result): hand over the work "
-    "without waiting for the result, hold locks for less time, or make the other side faster.",
+    CallKind.WAIT: "Hand over work without waiting for the result, hold locks for less time, or make the other thread "
+    "or process faster. The step waits for it (a lock, a queue, a result).",
     CallKind.TABLES: "Keep tables out of the loop: convert them to tensors once, before training.",
     CallKind.SLEEP: "Remove the sleep, or sleep in another thread: the step waits for it.",
     CallKind.ITEM: "Do not read tensors one number at a time in Python (.item(), .tolist()): vectorise the "
@@ -76,15 +64,15 @@ REMEDIES = {
     "model and the data are loaded (the collector then skips them), gc.disable() before the loop, and gc.collect() "
     "every N steps. Alternatively, raise the thresholds (gc.set_threshold). If the line itself calls gc.collect(), "
     "call it less often.",
-    CallKind.COLLECTIVE: "Run fewer and larger collectives, and overlap them with computation: let "
+    CallKind.COLLECTIVE: "Run fewer, larger collectives, and overlap them with computation: let "
     "DistributedDataParallel or FSDP reduce gradients in buckets during the backward pass, combine small tensors into "
     "one, reduce metrics only every N steps and read them later (async_op=True). Waiting for other ranks is "
     "not counted as a saving; see rank_what_if.",
     CallKind.CLIP: "Clip all gradients at once with torch.nn.utils.clip_grad_norm_(…, foreach=True) or a fused "
     "optimizer that clips, or not at all if their norm never reaches the limit; with gradient accumulation, clip once "
     "per optimizer step.",
-    CallKind.HASH: f"Hash less (a digest reads every byte): {_LESS}; where tampering is no concern, a checksum "
-    "(zlib.crc32, xxhash) is faster.",
+    CallKind.HASH: "Hash less often, or in another thread or process: a digest reads every byte. Where tampering is no "
+    "concern, a checksum (zlib.crc32, xxhash) is faster.",
     CallKind.DATABASE: "Do not wait for a database in the step: write many rows in one transaction (executemany, one "
     "commit); access it less often, or from another thread or process.",
     CallKind.CONVERT: "Keep numbers in arrays or tensors from the start: converting a Python list reads one object at "
@@ -95,7 +83,7 @@ HOLDER_OF_THE_GIL = (
     "that thread sleep between small pieces of work."
 )
 PINNING = (
-    "Give this DataLoader thread less to do: smaller types (uint8 images, 16-bit numbers), fewer and larger tensors "
+    "Give this DataLoader thread less to do: smaller types (uint8 images, 16-bit numbers), fewer, larger tensors "
     "per batch, and nothing in a batch that the training does not need. It copies batches into pinned memory, and "
     "holds the GIL while it frees the workers' memory."
 )
@@ -107,7 +95,7 @@ BLOCKED = (
     "DataLoader workers). The thread is off the CPU here: it sleeps, or waits for a lock, a file or the network."
 )
 BUSY = (
-    "Look at this line: replace element-by-element work with operations on whole arrays or tensors, cache results "
+    "Make this line faster: replace element-by-element work with operations on whole arrays or tensors, cache results "
     "that would otherwise be recomputed, and run independent work in other processes."
 )
 FRAMEWORK = (
@@ -128,7 +116,7 @@ EVALUATION_ADVICE = (
     "once and keep them."
 )
 SMALL_OPERATORS = (
-    "Use fewer and larger operators: vectorise over whole tensors instead of looping (torch._foreach_* and "
+    "Use fewer, larger operators: vectorise over whole tensors instead of looping (torch._foreach_* and "
     "torch.nn.utils.clip_grad_norm_ for lists of parameters), or run this less often."
 )
 CONVERSION_ADVICE = (
@@ -166,17 +154,8 @@ class Finding:
 
     @property
     def guess(self) -> bool:
-        """Whether the possible saving is unknown; such findings come last."""
+        """Whether the possible saving is unknown, or the cause ends by itself; such findings come last."""
         return self.name in GUESSES
-
-
-def confidence(row: Mapping[str, Any]) -> str:
-    """Returns how sure the saving of a row of view findings is: "measured", "likely" or "a rough estimate"."""
-    if row["guess"]:
-        return "a rough estimate"
-    error = row["uncertainty_pct"]
-    known = error is not None and error <= MEASURED * row["saving_pct"] and row["finding"] not in ASSUMED
-    return "measured" if known else "likely"
 
 
 def remedy(row: Mapping[str, Any]) -> str:

@@ -83,7 +83,7 @@ def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: 
         parts.append(by_operator(table["name"], total, own, np.ones(len(table), np.int64)))
     lost = int(np.count_nonzero(chosen & (records.op < 0)))
     if lost:
-        notes.append(f"{lost} of {int(chosen.sum())} allocations and releases happened outside operators")
+        notes.append(f"{lost} of {int(chosen.sum())} allocations and releases happened outside any operator")
     return statistics_columns(context, records, parts, calls, notes, by_name=False)
 
 
@@ -355,7 +355,7 @@ def operator_texts(context: Context, name: AnyArray, around: AnyArray, unknown: 
             "operator",
             "text",
             "",
-            "operator that allocated the blocks; missing: outside operators, or before the recording",
+            "operator that allocated the blocks; missing: outside any operator, or before the recording",
         ),
         ("held_bytes", "int", "bytes", "bytes of its blocks at that time"),
         ("held_pct", "float", "%", "share of peak_bytes"),
@@ -465,7 +465,7 @@ def _until(times: Ints, amounts: Ints, moments: Ints) -> Ints:
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
         ("time_ns", "int", "ns", "Unix time at which the peak of the device was first reached"),
-        ("operator", "text", "", "operator that allocated the blocks; missing: outside operators"),
+        ("operator", "text", "", "operator that allocated the blocks; missing: outside any operator"),
         ("held_bytes", "int", "bytes", "bytes of these blocks"),
         ("blocks", "int", "", "number of blocks that the operator allocated with this stack"),
         ("call_stack", "text", "", "Python frames, innermost first; missing: not in the trace"),
@@ -508,7 +508,7 @@ def memory_peak_blocks(context: Context, *, top: int = 50) -> Answer:
             "operator",
             "text",
             "",
-            "operator that allocated the block; missing: outside operators, or before the recording",
+            "operator that allocated the block; missing: outside any operator, or before the recording",
         ),
         ("size_bytes", "int", "bytes", "size of the block, or of all blocks in the row"),
         (

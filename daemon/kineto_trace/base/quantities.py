@@ -6,7 +6,7 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -122,18 +122,21 @@ def format_ranges(numbers: Sequence[int]) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Returns the text, or its two ends if it has more characters: both ends of a C++ name are informative."""
-    return text if len(text) <= most else f"{text[: most * 3 // 5]}…{text[-most * 2 // 5 :]}"
+    """Returns at most so many characters of the text, its two ends: both ends of a C++ name are informative."""
+    if len(text) <= most:
+        return text
+    head = (most - 1) * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
 
 
-def shortened_apart(texts: Sequence[str], most: int, cut: Callable[[str, int], str] = shortened) -> list[str]:
-    """Returns texts that are listed together, each as `cut` shortens it to so many characters.
+def shortened_apart(texts: Sequence[str], most: int) -> list[str]:
+    """Returns texts that are listed together, each shortened to so many characters.
 
     Different texts stay different: those that would be equal keep the parts in which they differ, too.
     """
     alike: dict[str, list[str]] = {}
     for text in dict.fromkeys(texts):
-        alike.setdefault(cut(text, most), []).append(text)
+        alike.setdefault(shortened(text, most), []).append(text)
     shown: dict[str, str] = {}
     for short, same in alike.items():
         parted = _apart(same, most) if len(same) > 1 else {}

@@ -1,9 +1,9 @@
-"""The first answer about traces: where the time goes and what to change, in a sentence and in the tables behind it.
+"""The first answer about traces: where the time goes and what to change, in a verdict and in the tables behind it.
 
-`kinetoctl report`, its JSON, the HTML report and the web page begin with the same sentence (`verdict`).
+`kinetoctl report`, its JSON, the HTML report and the web page begin with the same `verdict`.
 
 Theory of operation
-    The sentence has the length of a step, the finding that saves most, what to do about it, and how sure the saving
+    The verdict has the length of a step, the finding that saves most, what to do about it, and how sure the saving
     is. Where nothing is sure to save time, it names the largest cause instead, and calls the best finding a rough
     estimate. A truncated file gets no verdict on its time, since Chrome traces hold operators, Python and the GPU's
     work one after the other. A program that stands still has no steps worth a figure: where each rank stands is the
@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from kineto_trace.analysis.finding import confidence, remedy
+from kineto_trace.analysis.finding import DIAGNOSED, remedy
 from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.analysis.host_findings.standing import NOTHING_MOVED, STANDS_STILL
 from kineto_trace.base.quantities import format_duration, format_ranges, times
@@ -43,7 +43,7 @@ OF_SEVERAL = ("rank_time_causes", "rank_what_if")
 _OF_RUNS = ("recordings", "time_causes", "findings")
 _GPU_IDLE, _GPU_COMPUTES = "GPU idle: ", "GPU computes: "
 RUNS = "runs"
-_VERDICT_COLUMNS = columns(("verdict", "text", "", "where the time goes and what to change, in a sentence"))
+_VERDICT_COLUMNS = columns(("verdict", "text", "", "where the time goes and what to change, in a few sentences"))
 _RUN_COLUMNS = columns(
     ("trace", "text", "", "file or folder of the run"),
     ("started", "text", "", "start of the recording, local time"),
@@ -61,7 +61,7 @@ class FirstScreen:
     """What a reader sees first.
 
     facts: (name, value) of the recording.
-    verdict: where the time goes and what to change, in a sentence.
+    verdict: where the time goes and what to change, in a few sentences.
     cause: what the verdict names, in a few words; "" if it names none.
     time: shares of the time.
     """
@@ -195,7 +195,7 @@ def _moment(unix_ns: int) -> str:
 
 
 def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -> str:
-    """Returns where the time goes and what to change, in a sentence or two; "" if nothing is known.
+    """Returns where the time goes and what to change, in a few sentences; "" if nothing is known.
 
     findings: those of the trace or job, the most important one first.
     time: view time_causes, or rank_time_causes of several traces; None if it has no rows.
@@ -203,8 +203,8 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     cut = next((note for note in findings.notes if TRUNCATED in note), None)
     if cut is not None:
         return (
-            f"{cut[:1].upper()}{cut[1:]}. Whole kinds of activities may be missing, so no share of the time is "
-            "certain: copy the file again, or record a new trace."
+            f"{cut[:1].upper()}{cut[1:]}. Entire kinds of activity may be missing, so the shares of the time are "
+            "unreliable: copy the file again, or record a new trace."
         )
     rows, causes = findings.rows(), [] if time is None else time.rows()
     if standing := _standing(rows):
@@ -212,9 +212,10 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     lead = _length(causes, ranks, traces)
     best = next(filter(_is_sure, rows), None)
     if best is not None:
-        to_do = _to_do(best)
-        change = "That" if to_do else "Changing that"
-        return f"{lead}{_title(best, traces)}.{to_do} {change} would {saving(best, confidence(best))}."
+        found, to_do = f"{lead}{_title(best, traces)}.", _to_do(best)
+        if to_do and best["finding"] not in DIAGNOSED:
+            return f"{found}{to_do} That {saving(best)}."
+        return f"{found} Changing that {saving(best)}.{to_do}"
     if not causes:
         return ""
     largest, whole = max(causes, key=lambda row: row["share_pct"]), "it" if lead else "the recorded time"
@@ -245,7 +246,7 @@ def _standing(rows: Sequence[Row]) -> list[Row]:
 
 
 def _is_sure(row: Row) -> bool:
-    """Whether the finding's saving was measured."""
+    """Whether the finding has a saving that is no guess."""
     return bool(row["saving_us"]) and not row["guess"]
 
 

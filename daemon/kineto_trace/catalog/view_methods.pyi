@@ -448,8 +448,8 @@ class Views:
 
         Host time excludes nested operators; GPU time is that of the work that the operator itself launched. The columns
         `total_…` include nested operators, but an operator nested in one of the same name counts only once. GPU work
-        launched outside operators counts for the annotation around its launch. Same rules as diff_step_times. Changed rows
-        come first, largest difference first.
+        launched outside any operator counts for the annotation around its launch. Same rules as diff_step_times. Changed
+        rows come first, largest difference first.
 
         Options:
         - total: include nested operators in all columns.

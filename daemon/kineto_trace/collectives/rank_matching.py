@@ -321,7 +321,8 @@ def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: Flags, far
     reference = alignment.reference
     others = [clock for place, clock in enumerate(alignment.clocks) if place != reference]
     if all(clock.method == "host" for clock in others):
-        return [f"all ranks ran on one host and share its clock, which is exact to {format_duration(TIMESTAMP_NS)}"]
+        within = format_duration(TIMESTAMP_NS)
+        return [f"all ranks ran on one host and share its clock, which is accurate to within {within}"]
     count = {method: sum(clock.method == method for clock in others) for method in _METHODS}
     parts = [f"{number} {_METHODS[method]}" for method, number in count.items() if number]
     notes = [f"clocks are aligned to that of rank {ranks[reference]}: {'; '.join(parts)}"] if parts else []

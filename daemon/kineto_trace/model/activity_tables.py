@@ -489,7 +489,7 @@ TABLES = (
     ActivityTable(
         name="counter",
         row=ViewerRow.COUNTER,
-        meaning="Samples of hardware counters. A value covers the whole GPU, over the time of its sample.",
+        meaning="Samples of hardware counters. A value covers the whole GPU over its sampling interval.",
         columns=(
             *TIMED[:2],
             Column("name", "int32", "what is measured, in the same words for every vendor, such as DRAM", text=True),
@@ -639,7 +639,7 @@ def declared_to_json(table: ActivityTable) -> dict[str, Any]:
 def declared_from_json(name: str, value: Any) -> ActivityTable:
     """Returns the checked table of this name from the output of declared_to_json. Raises ValueError."""
     _need(OWN_NAME.fullmatch(name) is not None, f"{name!r:.80} is not a valid name of an activity type")
-    _need(isinstance(value, Mapping), "it is not an object")
+    _need(isinstance(value, Mapping), "it is not a JSON object")
     row = {row.name: row for row in OWN_ROWS}.get(value.get("row"))
     _need(row is not None and _is_meaning(value.get("meaning")), "row or meaning")
     entries = value.get("columns")

@@ -217,7 +217,7 @@ def _read_source_json(path: Path) -> dict[str, Any]:
         if not isinstance(values, dict) or not isinstance(values.get(name), kind):
             raise SpoolError(f"{path}: {name} is missing or not of type {kind.__name__}")
     if not all(_is_size_of_kind(kind, size) for kind, size in values["record_bytes"].items()):
-        raise SpoolError(f"{path}: record_bytes is not an object that maps kinds to sizes")
+        raise SpoolError(f"{path}: record_bytes is not a JSON object that maps kinds to sizes")
     return dict(values)
 
 

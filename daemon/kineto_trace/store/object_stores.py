@@ -16,7 +16,7 @@ CONNECT_S = 10.0
 TIMEOUT_S = 60.0  # of one request
 READ_TRIES = 4
 PAUSE_S = 0.5  # before the second try; doubles each time
-_PROXY = "; the proxy requires a user and a password: put them in https_proxy, or add the store to no_proxy"
+_PROXY = "; the proxy requires a user name and password: put them in https_proxy, or add the store to no_proxy"
 _S3_TRIES = 2  # of one request: our own retries are more patient, and report errors
 _SEPARATOR = "://"
 

@@ -447,7 +447,7 @@ def is_stored(path: Path) -> bool:
 # Checks trace.json of a stored trace: it may come from anybody, and its names become paths and sizes. Pure.
 def checked_description(values: Any) -> Mapping[str, Any]:
     """Checks that the values have the types that readers rely on. Raises ValueError."""
-    _need(isinstance(values, dict), "it is not an object")
+    _need(isinstance(values, dict), "it is not a JSON object")
     tables = values.get("tables")
     _need(isinstance(tables, (dict, list)), "tables")
     own = {kind for kind, entry in tables.items() if _is_declared(entry)} if isinstance(tables, dict) else set()

@@ -75,7 +75,7 @@ def _checked_capture(capture: Any) -> Mapping[str, Any]:
     if not isinstance(targets, list) or not all(isinstance(part, dict) for part in (capture, *parts)):
         raise ValueError("its capture is not a valid object")
     if not isinstance(capture.get("spec", {}).get("labels", {}), dict):
-        raise ValueError("its labels are not an object")
+        raise ValueError("its labels are not a JSON object")
     if not all(type(target.get("process", {}).get("rank", 0)) is int for target in targets):
         raise ValueError("the rank of a target is not a number")
     return dict(capture)

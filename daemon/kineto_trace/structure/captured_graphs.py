@@ -26,7 +26,7 @@ from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, NO_ROW, NO_STRING, Trace
 
-KNOWN = "known from the capture"
+KNOWN = "known from the graph's capture"
 NOT_SEEN = "not known: the agent saw no capture of a CUDA graph"
 DIFFERENT = "not known: no captured graph has these nodes"
 CHANGED = "not known: the graph was changed between replays"

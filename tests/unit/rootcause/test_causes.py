@@ -62,7 +62,7 @@ def test_a_kept_trace_is_judged_again_without_what_other_programs_took(
     verdict = judge_again(LOCK, tmp_path)
     assert (verdict.place, verdict.predicted_pct, verdict.share_pct) == (1, 45.0, 50.0)
     assert verdict.sentence == (
-        "after_step waits. Hold the lock shorter. That would save up to 9 ms a step (45 %, likely)."
+        "after_step waits. Hold the lock shorter. That could save up to 9 ms a step (45 %, likely)."
     )
     assert verdict.should_be_said and verdict.is_said
 

@@ -50,7 +50,7 @@ def test_a_miss_tells_its_first_three_findings_and_a_hit_tells_none() -> None:
 
 
 def test_a_verdict_must_name_the_cause_where_the_first_finding_does() -> None:
-    said = "after_step waits. Remove the sleep. That would save up to 9 ms a step (30 %, likely)."
+    said = "after_step waits. Remove the sleep. That could save up to 9 ms a step (30 %, likely)."
     silent = "A step takes 30 ms on average. Remove the sleep."
     others = [finding("other", "x", 40.0), SLEEPS]
     verdicts = [

@@ -38,6 +38,7 @@ from kineto_trace.analysis.host_time.operator_views import op_times
 from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, partition, roles
 from kineto_trace.arrays.row_groups import sums
 from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Ints
+from kineto_trace.base.source_places import source_file
 from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.kernel_types import short_name
 from kineto_trace.model.activity_tables import STEP_PREFIX
@@ -101,7 +102,6 @@ OPERATOR_COLUMNS = (
 TOTALS = ("verdict", "baseline_us", "other_us", "delta_us", "delta_pct")  # named total_… in OPERATOR_COLUMNS
 NO_PYTHON = "one trace has no Python functions: record with stacks (with_stack=True, or kinetod's sampler)"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python\d+\.\d+)/")
 STEP = "step"  # the row of the whole step, and the kind of time of the parts that sum up to it
 NO_OPERATOR = "(no operator)"
 BACKWARD = " (backward)"
@@ -349,8 +349,8 @@ def diff_operators(context: Context, *, total: bool = False) -> StepSamples:
 
     Host time excludes nested operators; GPU time is that of the work that the operator itself launched. The columns
     `total_…` include nested operators, but an operator nested in one of the same name counts only once. GPU work
-    launched outside operators counts for the annotation around its launch. Same rules as diff_step_times. Changed rows
-    come first, largest difference first.
+    launched outside any operator counts for the annotation around its launch. Same rules as diff_step_times. Changed
+    rows come first, largest difference first.
 
     Options:
     - total: include nested operators in all columns.
@@ -411,9 +411,8 @@ def diff_python_functions(context: Context) -> StepSamples:
 
 
 # Python functions as rows of a diff: the time in which each was the innermost one, from samples or recorded calls.
-# Line numbers and folders change with the version of a program, so a function is matched by its file and name alone:
-# the path below site-packages or the standard library, else the name of the file (with the folder of a package's
-# __init__.py).
+# Line numbers and folders change with the version of a program, so a function is matched by its file, as source_file()
+# names it, and its name alone.
 def function_samples(context: Context) -> StepSamples:
     """Returns samples of the innermost Python function, including the C code that it calls."""
     table = context.trace.table("python_function")
@@ -436,11 +435,7 @@ def function_name(text: str) -> str:
     place = code_place(text)
     if not place.file:
         return _ADDRESS.sub("", text)
-    path = place.path
-    installed = _INSTALLED.sub("", path)
-    parts = path.split("/")
-    own = "/".join(parts[-2:] if parts[-1] == "__init__.py" else parts[-1:])
-    return f"{own if installed == path else installed}: {place.function}"
+    return f"{source_file(place.file)}: {place.function}"
 
 
 def role_samples(context: Context) -> StepSamples:

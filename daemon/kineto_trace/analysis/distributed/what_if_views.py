@@ -208,7 +208,7 @@ def slower_kernels(own: RankKernels, others: Sequence[RankKernels]) -> str | Non
     most = max(longer, key=lambda op: longer[op])
     mine, theirs = own.get(most), middle[most]
     if mine.calls > MORE_CALLS * theirs.calls:
-        what = "kernels outside operators" if most == NO_OPERATOR else f"kernels of {most}"
+        what = "kernels outside any operator" if most == NO_OPERATOR else f"kernels of {most}"
         return f"it launches {format_number(mine.calls)} {what} per step, the others {format_number(theirs.calls)}"
     grown = {
         op: own.get(op).blocks / own.get(op).calls / (each.blocks / each.calls)

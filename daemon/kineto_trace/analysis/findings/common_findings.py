@@ -19,7 +19,7 @@ Theory of operation
 
 Also finds many small collectives where a few large ones would do.
     A collective costs the host about the same whatever its size: the operator, the events between streams and the
-    launch. If a step has many small ones while the GPU waits for the host, fewer and larger ones would save most of
+    launch. If a step has many small ones while the GPU waits for the host, fewer, larger ones would save most of
     that time: as many as their bytes need at BUCKET_BYTES each, which is what DistributedDataParallel does by default.
 """
 
@@ -65,6 +65,7 @@ _ADVICE = (
     "Give all ranks equal work on equal machines. Compare this rank with another one (kinetoctl diff): its batches, "
     "its data, its host and its GPU clocks."
 )
+_SLOW_HOST = REMEDY[:1].upper() + REMEDY[1:]
 _ALONE = "The other ranks wait for this: give all ranks equal shares of it, or do it where no collective waits."
 Row = dict[str, Any]
 SMALL_COLLECTIVES = "small_collectives"
@@ -209,7 +210,7 @@ def _waited_for(row: Row, gain: Row, *, alone: bool) -> Row:
 
 def _slow_host(gain: Row) -> str:
     """Returns the advice for a rank on whose host the same operators take longer."""
-    return f"Rank {gain['rank']} probably runs on a slower or shared core ({gain['cause']}): {REMEDY}."
+    return f"{_SLOW_HOST}: rank {gain['rank']} probably runs on a slower or shared core ({gain['cause']})."
 
 
 def _scaled(row: Row, share: float) -> Row:

@@ -454,7 +454,7 @@ def small_kernels_of_functions(context: Context) -> Iterator[Finding]:
         name="small_kernels",
         title=f"{place.short} launches {len(rows) / steps:,.0f} small kernels per step",
         saving_ns=int(took[rows].sum()),
-        advice="Do the same work with fewer and larger operators: vectorise loops over parts of tensors. "
+        advice="Do the same work with fewer, larger operators: vectorise loops over parts of tensors. "
         + context.get(gpu_abilities).fusing(),
         evidence=f"{len(rows):,} kernels of {format_duration(mean)} on average, including the backward pass; the "
         f"saving is the time of these kernels, their launches and the pauses between them, minus {100 * LEFT:.0f} % "

@@ -71,8 +71,8 @@ _IN_FUNCTION = {
     "sleep": ("sleeps", "Take the sleep out of the loop, or sleep in a separate thread."),
     "lock": (
         "waits for a lock, a queue or another thread",
-        "Find out which thread holds the lock (view threads). Let that thread work ahead, so that its queue is never "
-        "empty, or move its work to another process.",
+        "Let the thread that holds the lock (view threads) work ahead, so that its queue is never empty, or move its "
+        "work to another process.",
     ),
     "input_output": (
         "waits for a file, a socket or a process",
@@ -94,8 +94,8 @@ _IN_FUNCTION = {
     ),
     "blocked": (
         "is off the CPU",
-        "Find out what this line waits for (sleep, lock, file, network, another process): kinetoctl trace "
-        "--with-stack=trace names the call. Take the wait out of the loop, or do it ahead of time in another thread.",
+        "Take the wait out of the loop, or do it ahead of time in another thread. kinetoctl trace --with-stack=trace "
+        "names the call that waits (sleep, lock, file, network, another process).",
     ),
     "python": (
         "runs Python code",
@@ -209,13 +209,13 @@ def _largest(context: Context, cause: str, least: float) -> list[Detail]:
 
 
 def annotations(context: Context) -> Iterator[Finding]:
-    """Yields GPU idle time while the host is in an annotated range, outside of operators."""
+    """Yields GPU idle time while the host is in an annotated range, outside any operator."""
     found = context.get(time_causes)
     for part in _largest(context, "annotation", LEAST_OF_WINDOW * found.steps.measured_ns):
         time = part.time_ns // len(found.devices)
         yield Finding(
             name="host_annotation",
-            title=f"The GPU waits for the host in {detail_text(context, part)}, outside operators",
+            title=f"The GPU waits for the host in {detail_text(context, part)}, outside any operator",
             saving_ns=time,
             advice="Record Python stacks to see the function (kinetoctl trace --with-stack, torch.profiler "
             "with_stack=True). The host runs code other than operators there.",
@@ -378,7 +378,7 @@ def data_loading(context: Context) -> Iterator[Finding]:
 
 
 def kernel_gaps(context: Context) -> Iterator[Finding]:
-    """Yields short gaps between kernels that were launched ahead."""
+    """Yields short gaps between kernels that were launched ahead of time."""
     for finding in _pausing(context):
         yield replace(finding, advice=context.get(gpu_abilities).shorter_pauses())
 

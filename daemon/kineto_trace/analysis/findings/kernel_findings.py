@@ -225,9 +225,9 @@ def memory_bound(context: Context) -> Iterator[Finding]:
         name="memory_bound",
         title="Kernels are bound by the GPU's memory bandwidth",
         saving=time * HALF,
-        advice="They move data about as fast as the GPU can, so only moving fewer bytes makes them faster: fuse them "
-        "with what runs before and after (torch.compile, fused norms and losses), use types of 16 bits or fewer, and "
-        "avoid copies such as .contiguous() and .clone().",
+        advice="Fuse them with what runs before and after (torch.compile, fused norms and losses), use types of 16 "
+        "bits or fewer, and avoid copies such as .contiguous() and .clone(). They move data about as fast as the GPU "
+        "can, so only moving fewer bytes makes them faster.",
         use=f"measured at {mean_use(context, 'dram', chosen):.3g} % of DRAM's peak; the saving assumes half the bytes",
     )
 
@@ -246,15 +246,15 @@ def compute_bound(context: Context) -> Iterator[Finding]:
         return
     took = context.get(measured_times)
     wide = int(took[chosen & (bits == BITS["tf32"])].sum()) > HALF * int(took[chosen].sum())
-    advice = able.precision() if wide else "float8 for the largest products (torchao, Transformer Engine)."
+    advice = able.precision() if wide else "Use float8 for the largest products (torchao, Transformer Engine)."
     yield _finding(
         context,
         chosen,
         name="compute_bound",
         title=f"Matrix products are bound by the {able.words.tensor_cores}",
         saving=_time(context, chosen) * HALF,
-        advice=f"They run about as fast as their precision allows, and a narrower type has twice the peak: {advice} "
-        "Otherwise, only fewer operations help.",
+        advice=f"{advice} They run about as fast as their precision allows, and a narrower type has twice the peak; "
+        "otherwise, only fewer operations help.",
         use=f"measured at {mean_use(context, 'tensor', chosen):.3g} % of the tensor pipe's peak and "
         f"{mean_use(context, 'dram', chosen):.3g} % of DRAM's peak; the saving assumes a data type half as wide, which "
         "not every model tolerates",

@@ -130,8 +130,9 @@ def _waits(context: Context, rows: Ints) -> Iterator[Finding]:
             name="loader_waits_for_workers",
             title="The step waits for the next batch from the DataLoader's workers",
             saving_ns=int(weight),
-            advice="The workers are too slow or too few: raise num_workers (up to the number of CPUs, or more if they "
-            "wait for storage) and prefetch_factor, or make the data set's __getitem__ and collate_fn faster.",
+            advice="Raise num_workers (up to the number of CPUs, or more if they wait for storage) and "
+            "prefetch_factor, or make the data set's __getitem__ and collate_fn faster: the workers are too "
+            "slow or too few.",
             evidence=f"{per_step(context, weight)}, {margin(context, weight)}; the workers are separate processes and "
             "not in this trace: trace one by its pid to see what it does",
         )

@@ -382,7 +382,7 @@ def compilation(context: Context) -> Iterator[Finding]:
             name="compile_warm_up",
             title=f"{compiler} compiles in the first steps of the trace",
             saving_ns=int(weight),
-            advice="This ends once everything is compiled: trace later, after the warm-up (--start-iteration).",
+            advice="Trace later, after the warm-up (--start-iteration): this ends once everything is compiled.",
             evidence=evidence,
             where=where,
         )

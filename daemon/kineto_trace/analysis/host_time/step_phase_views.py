@@ -278,7 +278,7 @@ def _closed(found: Union, borders: Ints) -> Union:
 @view(
     "python_samples",
     columns(
-        ("function", "text", "", "function, as file (first line of the function): name"),
+        ("function", "text", "", "function, written as `file(first line): name`"),
         ("line", "int", "", "executing line; with by=function, the line with the most samples"),
         (
             "running",

@@ -514,8 +514,12 @@ RULES: Mapping[str, Rule] = {
     "torch.anomaly_mode": _if_on(
         SLOWS, "a stack is recorded for every operator, and the backward pass checks every result for NaN"
     ),
-    "torch.deterministic_algorithms": _if_on(MAY_SLOW, "slower kernels run where only those are deterministic"),
-    "torch.cudnn_deterministic": _if_on(MAY_SLOW, "slower convolutions run where only those are deterministic"),
+    "torch.deterministic_algorithms": _if_on(
+        MAY_SLOW, "slower kernels are used where the faster ones are not deterministic"
+    ),
+    "torch.cudnn_deterministic": _if_on(
+        MAY_SLOW, "slower convolution algorithms are used where the faster ones are not deterministic"
+    ),
     "torch.cudnn_benchmark": _benchmark,
     "torch.cudnn_enabled": _if_off(MAY_SLOW, "convolutions and recurrent layers run without cuDNN or MIOpen"),
     "torch.mkldnn_enabled": _if_off(MAY_SLOW, "operators on the CPU run without oneDNN"),

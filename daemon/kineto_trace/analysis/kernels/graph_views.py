@@ -83,7 +83,7 @@ def graph_launches(context: Context) -> GraphLaunches:
         ("copies_and_fills", "float", "", "copies and fills per launch"),
         ("call_us", "float", "us", "mean duration of the launching call; missing if no call was recorded"),
         ("gpu_us", "float", "us", "sum of the durations of its work per launch"),
-        ("span_us", "float", "us", "mean time from the start of its first work to the end of its last"),
+        ("span_us", "float", "us", "mean time from the start of its first activity to the end of its last"),
         ("total_us", "float", "us", "sum of the durations of its work over all launches"),
         ("share_pct", "float", "%", "share of the total duration of all GPU activities"),
         ("top_kernel", "text", "", "name of the kernel with the most time"),

@@ -142,7 +142,7 @@ def kernel_columns(context: Context, found: KernelGroups, uses: Flags) -> Answer
     "kernels_by_op",
     columns(
         ("name", "text", "", "name of the kernel"),
-        ("op", "text", "", "operator that launched or captured it; missing if that happened outside operators"),
+        ("op", "text", "", "operator that launched or captured it; missing if that happened outside any operator"),
         ("grid", "text", "", "blocks in x, y and z; missing if not recorded"),
         ("block", "text", "", "threads of a block in x, y and z; missing if not recorded"),
         ("registers", "int", "", "registers per thread; missing if not recorded"),

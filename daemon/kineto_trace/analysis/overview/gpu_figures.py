@@ -376,7 +376,7 @@ class GpuAbilities:
         return f"Give the GPU more work per launch: {', '.join(ways)}."
 
     def shorter_pauses(self) -> str:
-        """Returns the advice for shorter pauses between kernels that were launched ahead."""
+        """Returns the advice for shorter pauses between kernels that were launched ahead of time."""
         graphs = f", or {self.words.graphs}, in which kernels follow each other faster" if self.words.graphs else ""
         return f"Run fewer, longer kernels: fused operators, larger tensors{graphs}."
 

@@ -482,8 +482,8 @@ PARTS = (
     TracePart(
         "operators around launches",
         "operators' GPU time",
-        "launches outside operators come from other libraries",
-        "launches outside operators come from other libraries",
+        "launches outside any operator come from other libraries",
+        "launches outside any operator come from other libraries",
         _attributed,
         of_some=True,
     ),
@@ -514,7 +514,7 @@ PARTS = (
     ),
     TracePart(
         "Python stacks",
-        "call stacks, modules, flame graphs, host activity outside operators",
+        "call stacks, modules, flame graphs, host activity outside any operator",
         f"use {_PROFILER}(with_stack=True)",
         f"{_TRACE} --with-stack, or --with-stack=trace for every call",
         _python,

@@ -23,7 +23,7 @@ REASONS = (
     "a JSON value is missing",
     "a comma or a closing bracket is missing",
     "it is nested too deeply",
-    "it is not an object",
+    "it is not a JSON object",
     "it has no end",
 )
 # Columns of all kinds, as in chrome.h; the columns that every row has come first.

@@ -1,44 +1,17 @@
-"""What a finding promises, how sure that is, and what it says to do."""
-
-from typing import Any
+"""What a finding says to do."""
 
 import pytest
 from kineto_trace.analysis.finding import (
     BLOCKED,
+    BUSY,
     FRAMEWORK,
     LOADING,
     PAGING,
     PINNING,
     REMEDIES,
-    confidence,
     remedy,
 )
 from kineto_trace.structure.library_calls import CallKind
-from kineto_trace.view_api.cell_texts import saving
-
-ROW = {
-    "finding": "pageable_copies", "saving_us": 36_000.0, "saving_pct": 36.0, "saving_per_step_us": 36.0,
-    "uncertainty_pct": 2.0, "guess": False,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("changed", "word"),
-    [
-        ({}, "measured"),
-        ({"uncertainty_pct": 20.0}, "likely"),
-        ({"uncertainty_pct": None}, "likely"),
-        ({"finding": "no_tensor_cores"}, "likely"),
-        ({"guess": True}, "a rough estimate"),
-    ],
-)
-def test_only_a_saving_that_varies_little_and_assumes_nothing_is_measured(changed: dict[str, Any], word: str) -> None:
-    assert confidence({**ROW, **changed}) == word
-
-
-def test_a_saving_has_its_confidence_behind_its_share() -> None:
-    assert saving(ROW) == "save up to 36 µs a step (36 %)"
-    assert saving(ROW, "measured") == "save up to 36 µs a step (36 %, measured)"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +24,7 @@ def test_a_saving_has_its_confidence_behind_its_share() -> None:
          "read one result"),
         (REMEDIES[CallKind.CLIP], "Clip all gradients at once with torch.nn.utils.clip_grad_norm_(…, foreach=True) or "
          "a fused optimizer that clips, or not at all if their norm never reaches the limit"),
-        (PINNING, "Give this DataLoader thread less to do: smaller types, fewer and larger tensors per batch, and "
+        (PINNING, "Give this DataLoader thread less to do: smaller types, fewer, larger tensors per batch, and "
          "nothing in a batch that the training does not need"),
         (BLOCKED, "Remove the wait, move it to another thread, or prepare ahead of time what the thread waits for"),
         (FRAMEWORK, "Leave out callbacks, hooks, metrics and logs that are not needed in every step, or do more per "
@@ -63,3 +36,21 @@ def test_a_saving_has_its_confidence_behind_its_share() -> None:
 )  # fmt: skip
 def test_the_remedy_is_the_first_clause_of_the_advice_without_asides(advice: str | None, text: str) -> None:
     assert remedy({"advice": advice}) == text
+
+
+@pytest.mark.parametrize("advice", [*REMEDIES.values(), BLOCKED, BUSY, FRAMEWORK, PAGING, PINNING])
+def test_the_remedy_begins_with_what_to_do(advice: str) -> None:
+    assert remedy({"advice": advice}).split()[0] not in {"Look", "The", "They", "This"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (CallKind.NONE, "Run this line less often, or in another thread or process"),
+        (CallKind.WAIT, "Hand over work without waiting for the result, hold locks for less time, or make the other "
+         "thread or process faster"),
+        (CallKind.HASH, "Hash less often, or in another thread or process: a digest reads every byte"),
+    ],
+)  # fmt: skip
+def test_the_remedy_needs_nothing_before_it_to_be_understood(kind: CallKind, text: str) -> None:
+    assert remedy({"advice": REMEDIES[kind]}) == text

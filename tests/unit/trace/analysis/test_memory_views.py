@@ -80,7 +80,7 @@ def test_statistics_can_be_asked_for_a_stretch_of_time() -> None:
 
 def test_records_outside_of_operators_are_told() -> None:
     answer = memory_statistics(Context(made([*RECORDS, record(500, 1, C)])))
-    assert answer.notes == ("1 of 7 allocations and releases happened outside operators",)
+    assert answer.notes == ("1 of 7 allocations and releases happened outside any operator",)
 
 
 def test_a_record_of_an_unknown_thread_belongs_to_the_operator_with_its_external_id() -> None:

@@ -56,7 +56,7 @@ def test_of_several_ranks_each_finding_is_there_once_with_what_the_job_would_gai
     assert sum(found.time.values("share_pct")) == pytest.approx(100)
     assert found.verdict == (
         "A step takes 19.9 ms on average on each of 4 ranks. Matrix products do not use the tensor cores (on 4 of 4 "
-        "ranks). Use bfloat16 or float16, or TF32 for float32, or float8 for the largest products. That would save up "
+        "ranks). Use bfloat16 or float16, or TF32 for float32, or float8 for the largest products. That could save up "
         "to 10.5 ms a step (52 %, likely)."
     )
 
@@ -140,20 +140,27 @@ def told(findings: list[dict[str, Any]], *causes: dict[str, Any], ranks: int = 1
 
 def test_the_verdict_is_the_step_and_what_saves_most_of_it() -> None:
     assert told([FINDING], CAUSE) == (
-        "A step takes 100 µs on average. The host is late. Hurry. That would save up to 36 µs a step (36 %, measured)."
+        "A step takes 100 µs on average. The host is late. Hurry. That could save up to 36 µs a step (36 %, measured)."
     )
 
 
 def test_a_finding_without_advice_still_says_what_it_would_save() -> None:
     assert told([{**FINDING, "advice": None}], CAUSE).endswith(
-        " The host is late. Changing that would save up to 36 µs a step (36 %, measured)."
+        " The host is late. Changing that could save up to 36 µs a step (36 %, measured)."
+    )
+
+
+@pytest.mark.parametrize("name", ["host_annotation", "waiting_in_collectives"])
+def test_advice_that_only_finds_the_cause_saves_nothing_by_itself(name: str) -> None:
+    assert told([{**FINDING, "finding": name, "advice": "Look closer."}], CAUSE).endswith(
+        " The host is late. Changing that could save up to 36 µs a step (36 %, measured). Look closer."
     )
 
 
 def test_without_steps_the_verdict_is_about_the_recorded_time() -> None:
     found = {**FINDING, "saving_per_step_us": None, "saving_pct": 3.25}
     assert told([found], {**CAUSE, "step_us": None}) == (
-        "The host is late. Hurry. That would save up to 36 ms of the recorded time (3.2 %, measured)."
+        "The host is late. Hurry. That could save up to 36 ms of the recorded time (3.2 %, measured)."
     )
 
 
@@ -180,7 +187,7 @@ def test_a_finding_that_one_rank_of_a_job_has_names_it() -> None:
         ("The host is late (on 2 of 4 ranks)", "The host is late (on 2 of 4 ranks)"),
     ):
         found = told([{**FINDING, "title": title}], CAUSE, ranks=4)
-        assert found.startswith(f"A step takes 100 µs on average on each of 4 ranks. {shown}. Hurry. That would ")
+        assert found.startswith(f"A step takes 100 µs on average on each of 4 ranks. {shown}. Hurry. That could ")
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_names_of_a_trace_are_text() -> None:
 
 def test_long_names_are_cut_in_the_middle() -> None:
     (name, *_place) = drawn(node("n" * 5000, 0, 1))[0]
-    assert len(name) == MAX_NAME + 1
+    assert len(name) == MAX_NAME
 
 
 def test_titles_have_totals_shares_and_own_times() -> None:

@@ -20,9 +20,9 @@ def test_texts_of_a_trace_are_escaped_and_spelled_out() -> None:
 
 
 FINDING: dict[str, Any] = {
-    "rank": 3, "title": "Batches are built in the step", "saving_us": 72_000.0, "saving_pct": 71.7,
-    "saving_per_step_us": 36_000.0, "uncertainty_pct": None, "guess": False, "advice": "Use workers.",
-    "evidence": "36 ms of each step", "op": None, "call_stack": None, "kernels": [],
+    "rank": 3, "finding": "loading_in_the_step", "title": "Batches are built in the step", "saving_us": 72_000.0,
+    "saving_pct": 71.7, "saving_per_step_us": 36_000.0, "uncertainty_pct": None, "guess": False,
+    "advice": "Use workers.", "evidence": "36 ms of each step", "op": None, "call_stack": None, "kernels": [],
     "where": "Images.__getitem__ (/job/train.py:13)",
 }  # fmt: skip
 
@@ -30,7 +30,7 @@ FINDING: dict[str, Any] = {
 def test_a_finding_promises_what_the_terminal_promises_and_names_the_line_to_change() -> None:
     shared: Any = environment().get_template("result.html").module
     text = str(shared.finding(FINDING, True))
-    assert '<p class="gain">could save up to 36 ms a step (72 %), on rank 3</p>' in text
+    assert '<p class="gain">could save up to 36 ms a step (72 %, likely), on rank 3</p>' in text
     assert (
         '<p>In your code: <code><span class="place" title="Images.__getitem__ (/job/train.py:13)">'
         "Images.__getitem__ (train.py:13)</span></code></p>" in text

@@ -95,5 +95,5 @@ def test_a_proxy_that_wants_a_password_is_named_with_what_to_do(scheme: str, mon
         text = failure(f"{scheme}://store.invalid", write=True)
     assert got
     assert text.endswith(
-        "; the proxy requires a user and a password: put them in https_proxy, or add the store to no_proxy"
+        "; the proxy requires a user name and password: put them in https_proxy, or add the store to no_proxy"
     )

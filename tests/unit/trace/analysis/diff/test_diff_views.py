@@ -252,6 +252,7 @@ SECOND = 1_000_000_000
         (r"C:\job\train.py(40): augment", "train.py: augment"),
         ("train.py(7): <lambda>", "train.py: <lambda>"),
         ("/opt/v/lib/python3.11/site-packages/torch/optim/adam.py(9): step", "torch/optim/adam.py: step"),
+        ("torch/optim/adam.py(9): step", "torch/optim/adam.py: step"),
         ("/usr/lib/python3.11/json/decoder.py(3): decode", "json/decoder.py: decode"),
         ("<built-in method mm of type object at 0x7f12ab>", "<built-in method mm of type object>"),
         ("nn.Module: Linear_0", "nn.Module: Linear_0"),

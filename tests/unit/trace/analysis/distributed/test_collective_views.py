@@ -159,7 +159,7 @@ def test_ranks_of_one_host_have_one_clock_whatever_it_says() -> None:
     ranks = (numbered(400, 0), "a", own), (numbered(400, 1), "a", own), (numbered(0, 1), "b", measured(0, 90))
     found = on_hosts(collective_summary, *(ranks[:2]))
     assert (found.values("mean_start_skew_us"), found.values("skew_uncertainty_us")) == ([20.0], [2.0])
-    assert found.notes == ("all ranks ran on one host and share its clock, which is exact to 1 µs",)
+    assert found.notes == ("all ranks ran on one host and share its clock, which is accurate to within 1 µs",)
     found = on_hosts(collective_instances, *ranks, align="clock")
     assert set(found.values("skew_uncertainty_us")) == {190.0}
 

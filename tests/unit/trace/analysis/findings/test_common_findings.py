@@ -39,8 +39,8 @@ from support.trace_files.traces import START_NS, target, trace
 
 Row = dict[str, Any]
 SLOW_CORE = (
-    "Rank 1 probably runs on a slower or shared core (the same operators take 1.30 times as long on its host): pin "
-    "each rank to cores of its GPU's NUMA node, look for other programs there, and compare clock speeds."
+    "Pin each rank to cores of its GPU's NUMA node, look for other programs there, and compare clock speeds: rank 1 "
+    "probably runs on a slower or shared core (the same operators take 1.30 times as long on its host)."
 )
 STEPS = 5
 FINDING = Finding(name="x", title="X", saving_ns=100 * US, advice="", evidence="")

@@ -503,6 +503,7 @@ def test_samples_that_are_rarer_than_the_gaps_tell_how_long_each_function_held_t
     assert list(rows)[:2] == ["host_blocked", "host_python"]
     blocked, augmenting = rows["host_blocked"], rows["host_python"]
     assert blocked["title"].startswith("The GPU is idle while the host is off the CPU in throttle (train.py:")
+    assert blocked["advice"].startswith("Take the wait out of the loop, ")
     assert augmenting["title"].startswith("The GPU is idle while the host runs Python code in augment (train.py:")
     assert blocked["saving_us"] / steps == pytest.approx(4100, rel=0.15)
     assert augmenting["saving_us"] / steps == pytest.approx(1900, rel=0.3)

@@ -146,6 +146,7 @@ def test_waiting_for_workers_says_that_they_are_not_in_the_trace() -> None:
     (finding,) = found((WAITING, "idle"))
     assert finding.title == "The step waits for the next batch from the DataLoader's workers"
     assert "not in this trace" in finding.evidence
+    assert finding.advice.startswith("Raise num_workers ")
 
 
 def test_workers_that_start_in_several_steps_are_found_with_the_wait_for_their_first_batches() -> None:

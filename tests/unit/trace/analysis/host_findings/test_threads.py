@@ -200,6 +200,7 @@ def test_a_fused_optimizer_is_no_finding() -> None:
 def test_compiling_in_the_first_steps_alone_is_the_warm_up() -> None:
     (finding,) = compilation(sampled([*[COMPILES] * 10, *[FORWARD] * 90], steps=10))
     assert (finding.name, finding.where) == ("compile_warm_up", "main (/job/train.py:10)")
+    assert finding.guess and finding.advice.startswith("Trace later, ")
 
 
 def test_without_steps_tenths_of_the_trace_tell_a_warm_up_from_compiling_again() -> None:
