@@ -142,6 +142,7 @@ class CaptureManager:
         self._running: dict[str, Running] = {}
         self._creating = asyncio.Lock()
         self._answering: set[asyncio.Task[None]] = set()
+        self._unsaved_answers: dict[str, pb.CaptureAnswer] = {}  # by capture: those that are not yet in the store
         self._stopping = False
 
     @property
@@ -370,13 +371,15 @@ class CaptureManager:
             decoded = [self._store.target_dir(capture.id, key_of(each)) for each in capture.targets if each.files]
             found = await self._services.workers.answer(self._store.capture_dir(capture.id), decoded)
             if decoded:
-                answer = found or pb.CaptureAnswer()  # stored, too: a client must not wait for what will not come
-                await self._store.run(self._store.save_answer, capture.id, answer)
-                capture.answer.CopyFrom(answer)
-        except KinetodError as exc:
-            log.warning("cannot store the analysis of capture %s: %s", capture.id, exc)
+                # Clients wait until get() has an answer, so it has an empty one, too. get() reads the store, and this
+                # dictionary as long as the store has no room for the answer.
+                capture.answer.CopyFrom(found or pb.CaptureAnswer())
+                self._unsaved_answers[capture.id] = capture.answer
         finally:
             self.on_answer(capture)
+        if decoded:
+            await self._saver.answer(capture)
+            del self._unsaved_answers[capture.id]
 
     async def recover(self) -> None:
         """Ends the captures that the previous daemon left unfinished; decoding continues in the background."""
@@ -418,6 +421,12 @@ class CaptureManager:
         capture = await self._store.run(self._store.get, capture_id)
         if capture is None:
             raise no_such_capture(capture_id)
+        return self._annotated(capture)
+
+    def _annotated(self, capture: pb.Capture) -> pb.Capture:
+        """Adds to a capture from the store what is not stored there: an unsaved answer, and the upload state."""
+        if answer := self._unsaved_answers.get(capture.id):
+            capture.answer.CopyFrom(answer)
         return self._keeping.annotate(capture)
 
     async def observed(self, capture_id: str) -> pb.Capture:
@@ -448,7 +457,7 @@ class CaptureManager:
         only_uid = whose_are_listed(caller)
         found = await self._store.run(self._store.page, labels, size=size + 1, before=before, only_uid=only_uid)
         captures = [
-            self._running[each.id].capture if each.id in self._running else self._keeping.annotate(each)
+            self._running[each.id].capture if each.id in self._running else self._annotated(each)
             for each in found[:size]
         ]
         captures = fitting(captures)

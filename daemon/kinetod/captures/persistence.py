@@ -5,6 +5,8 @@ import logging
 import shutil
 from pathlib import Path
 
+from kineto_protos.v1 import profiler_pb2 as pb
+
 from kinetod.base.errors import KinetodError
 from kinetod.captures.live_capture import Running
 from kinetod.store.capture_store import Store
@@ -35,6 +37,11 @@ class Saver:
     async def end(self, running: Running) -> bool:
         """Stores the end of a capture. Returns whether it could be stored."""
         return await self._save(self._store.save_end, running.capture)
+
+    async def answer(self, capture: pb.Capture) -> None:
+        """Stores where the time of a capture went, however long the disk stays full."""
+        while not await self._save(self._store.save_answer, capture.id, capture.answer):
+            await asyncio.sleep(LATE_S)
 
     async def late(self, running: Running, saved: bool) -> None:
         """Retries failed writes, however long the disk stays full."""

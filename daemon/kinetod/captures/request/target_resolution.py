@@ -46,8 +46,8 @@ from kinetod.selection.process_registry import Match, Registry, add_agent
 
 MAX_TARGETS = 512  # they travel in one message
 HOW_TO_GET_AN_AGENT = (
-    "start it with `kinetoctl run -- <command>`, with KINETO_AGENT=1 in its environment, with "
-    "`python -m kineto_agent <script>`, or call `import kineto_agent; kineto_agent.start()` in it"
+    "start it with `kinetoctl run -- <command>` or `python -m kineto_agent <script>`, set KINETO_AGENT=1 in its "
+    "environment, or add `import kineto_agent; kineto_agent.start()` to its code"
 )
 _NO_PLUGINS = KnownPlugins()
 REFUSE, KINETO = "refuse", "kineto"  # values of dynolog.tracing
@@ -117,7 +117,7 @@ class PolledTargets:
         if polling is not None and self._recorder is not None and self._recorder.is_tracing(polling):
             text = (
                 f"the profiler of {name} is already armed or recording, for the program itself or for a capture that "
-                "was cancelled; trace again once it has ended"
+                "was cancelled; trace again once that recording has ended"
             )
             return Precondition(Reason.BUSY, text, pid=key.pid)
         return None

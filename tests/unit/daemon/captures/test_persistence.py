@@ -16,6 +16,7 @@ from kinetod.captures.result.decode_pool import WorkerPool
 from kinetod.captures.result.lifecycle import Keeping
 from kinetod.captures.target.services import Conflicts, Services
 from kinetod.config.settings import Config, Settings
+from kinetod.permissions.role_policy import Caller, Role, Via
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store, key_of
 from kinetod.store.retention import Retention
@@ -24,11 +25,12 @@ from kinetod.uploads.worker_client import RemoteReader, UploadWorker
 from kinetod.uploads.worker_protocol import WorkerOptions
 from support.waiting import scaled
 
+ADMIN = Caller(uid=0, user="root", roles=frozenset({Role.ADMIN}), via=Via.UNIX)
 FULL_S = 60.0  # much longer than one write is tried again
 
 
 class TightStore(Store):
-    """One whose disk has no room for the verdicts of targets, or for the ends of captures, or for both."""
+    """One whose disk has no room for some of these: the verdicts of targets, and the ends and answers of captures."""
 
     full_for: frozenset[str] = frozenset()
 
@@ -41,6 +43,11 @@ class TightStore(Store):
         """Raises OSError while there is no room for it."""
         self._check("end")
         super().save_end(capture)
+
+    def save_answer(self, capture_id: str, answer: pb.CaptureAnswer) -> None:
+        """Raises OSError while there is no room for it."""
+        self._check("answer")
+        super().save_answer(capture_id, answer)
 
     def _check(self, what: str) -> None:
         if what in self.full_for:
@@ -118,6 +125,45 @@ def test_a_verdict_that_the_disk_has_no_room_for_is_stored_once_it_has(
     assert stored.status == pb.CAPTURE_STATUS_FAILED
     assert stored.targets[0] == told.targets[0]
     assert store.unfinished() == []
+
+
+@pytest.mark.parametrize("verdict", ["It waits.", ""], ids=["known", "unknown"])
+def test_an_answer_that_the_disk_has_no_room_for_is_seen_at_once_and_stored_later(
+    store: TightStore, monkeypatch: pytest.MonkeyPatch, verdict: str
+) -> None:
+    capture = unfinished(store)
+    capture.targets[0].verdict = pb.VERDICT_DONE
+    capture.targets[0].files.add(format="x", name="x")
+    store.save_target(capture.id, 0, capture.targets[0])
+    store.full_for = frozenset({"answer"})
+    _pass_time(monkeypatch, FULL_S, lambda: setattr(store, "full_for", frozenset()))
+    found = pb.CaptureAnswer(verdict=verdict) if verdict else None
+    seen = list[asyncio.Task[tuple[bool, list[pb.Capture]]]]()
+
+    async def answer(*_: object) -> pb.CaptureAnswer | None:
+        return found
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            manager = manager_of(store, executor)
+            monkeypatch.setattr(WorkerPool, "answer", answer)
+
+            async def look() -> tuple[bool, list[pb.Capture]]:
+                full, got = bool(store.full_for), await manager.get(capture.id)
+                (listed,), _ = await manager.page({}, 0, "", ADMIN)
+                return full, [got, listed]
+
+            manager.on_answer = lambda _: seen.append(asyncio.ensure_future(look()))
+            await manager.recover()
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.gather(*others)
+
+    asyncio.run(scenario())
+    (task,) = seen
+    full, captures = task.result()
+    assert full
+    captures.append(store.get(capture.id) or pb.Capture())
+    assert [(each.HasField("answer"), each.answer.verdict) for each in captures] == [(True, verdict)] * 3
 
 
 def test_a_capture_that_has_ended_can_be_deleted_while_it_is_being_saved(
