@@ -554,7 +554,7 @@ def check_folder(host: Host, path: Path, *owners: str) -> None:
         if status.st_uid not in allowed and (name := _name(host, status.st_uid)):
             raise NotInstalled(
                 f"{path} belongs to {name} (uid {status.st_uid}), who could have put anything there; check "
-                "its content, then remove it or change its owner to root"
+                "its contents, then remove it or change its owner to root"
             )
 
 
@@ -565,7 +565,7 @@ def check_file(host: Host, path: Path) -> None:
         if status.st_uid != 0 or others:
             why = "can be written by users other than root" if others else f"belongs to uid {status.st_uid}"
             raise NotInstalled(
-                f"{path} {why}, and kinetod would trust it; check its content, then `chown root {path}` and "
+                f"{path} {why}, and kinetod would trust it; check its contents, then `chown root {path}` and "
                 f"`chmod go-w {path}`, or remove it"
             )
 

@@ -270,15 +270,16 @@ def fetch_files(
 def await_answer(
     client: Client,
     outcome: Outcome,
+    progress: Progress,
     *,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Adds the daemon's answer about where the time went to the capture, if it comes within ANSWER_LIMIT_S.
+    """Adds the daemon's answer about where the time went to the capture; asks no more after ANSWER_LIMIT_S.
 
     Without a trace there is none to wait for. Ctrl-C ends the wait. Nothing else is lost if the daemon goes away.
     """
-    capture, end = outcome.capture, clock() + ANSWER_LIMIT_S
+    capture, end, noted = outcome.capture, clock() + ANSWER_LIMIT_S, False
     if all(file.format in ATTACHMENT_SUFFIXES for target in capture.targets for file in target.files):
         return
     try:
@@ -286,8 +287,11 @@ def await_answer(
             found = client.capture(capture.id)
             if found.HasField("answer"):
                 capture.answer.CopyFrom(found.answer)  # an empty one says that nothing will come
-            else:
-                pause(ANSWER_PAUSE_S)
+                return
+            if not noted:
+                progress.note("analysing")
+                noted = True
+            pause(ANSWER_PAUSE_S)
     except CliError:
         return
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from kinetoctl.base.common_options import CommonOptions, LazyGroup, common_optio
 from kinetoctl.base.value_types import FOLDER, LABEL, prepare_folder
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client, Patience
-from kinetoctl.client.fleet.fleet_files import bring, merge_files
+from kinetoctl.client.fleet.fleet_files import bring, find_answer, merge_files
 from kinetoctl.client.fleet.host_client import find_fleet
 from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.tracing import Outcome, fetch_files, follow, has_ended
@@ -135,7 +135,10 @@ def _fetch_fleet(fleet: Fleet, directory: Path, settings: CommonOptions, *, file
         if merge and folder is not None:
             merged = merge_files(fleet, directory, progress)
             note_merged(merged, progress)
+        find_answer(fleet, progress)
     show_fleet_result(fleet, folder, merged, settings)
+    if fleet.interrupted:
+        return ExitCode.INTERRUPTED
     problems = [*fleet.all_problems(), *(member.error for member in fleet.members if member.error)]
     if not problems:
         return ExitCode.DONE
@@ -174,7 +177,7 @@ def fetch(capture_id: str, pid: int | None, file_format: str, output_dir: Path, 
         outcome = Outcome(client.capture(capture_id))
         targets = [target for target in outcome.capture.targets if pid in (None, target.pid)]
         if not targets:
-            raise NotFound(f"capture {capture_id} has no process{'' if pid is None else f' with pid {pid}'}")
+            raise NotFound(f"capture {capture_id} has no process{'es' if pid is None else f' with pid {pid}'}")
         _check(capture_id, targets, file_format, runs=not has_ended(outcome.capture))
         folder = prepare_folder(output_dir)
         with show_progress(quiet=settings.quiet, color=settings.color) as progress:

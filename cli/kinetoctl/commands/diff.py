@@ -10,6 +10,7 @@ from xml.etree import ElementTree as Xml
 
 import click
 from kineto_protos.options import Parsed
+from kineto_trace.base.quantities import shortened, shortened_apart
 from kineto_trace.base.visible_text import one_line
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
@@ -17,7 +18,6 @@ from kinetoctl.base.view_settings import COUNTERPARTS, DIFF_VIEWS, TREE, TREE_VI
 from kinetoctl.errors import NotComparable, UsageProblem, trace_errors, write_errors
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.trace_arguments import found_traces, open_context, trace_argument
-from kinetoctl.output import units
 from kinetoctl.output.console import say
 from kinetoctl.output.units import human
 
@@ -323,15 +323,29 @@ def _trees(options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[
 
 
 def _checks(options: DiffOptions, results: Mapping[str, "Result"]) -> dict[str, list["Check"]]:
-    """By what was limited: the outcome of each check."""
+    """By what was limited: the outcome of each check, which is unknown if a trace is truncated."""
     if not options.fail_on:
         return {}
-    from kineto_trace.analysis.diff.view_differences import regressions
+    from kineto_trace.analysis.diff.view_differences import CheckOutcome, regressions
 
-    return {
+    checks = {
         view: regressions(results[view], percent, only="step" if view == STEPS else "")
         for view, percent in options.fail_on
     }
+    cut = _truncation(results)
+    if not cut:
+        return checks
+    return {
+        view: [replace(check, outcome=CheckOutcome.UNKNOWN, message=cut) for check in found]
+        for view, found in checks.items()
+    }
+
+
+def _truncation(results: Mapping[str, "Result"]) -> str:
+    """The first note on a truncated trace; "" if there is none."""
+    from kineto_trace.model.trace import TRUNCATED
+
+    return next((note for result in results.values() for note in result.notes if TRUNCATED in note), "")
 
 
 def _with_checks(
@@ -373,14 +387,9 @@ def _write(results: Mapping[str, "Result"], checks: Mapping[str, list["Check"]],
 def _exit_code(
     results: Mapping[str, "Result"], checks: Mapping[str, list["Check"]], settings: CommonOptions
 ) -> ExitCode:
-    """Says what the checks found. Raises NotComparable if one could not be made and none failed, or a file is cut."""
+    """Says what the checks found. Raises NotComparable if one could not be made and none failed."""
     from kineto_trace.analysis.diff.view_differences import CheckOutcome
-    from kineto_trace.model.trace import TRUNCATED
 
-    notes = [note for result in results.values() for note in result.notes]
-    cut = next((note for note in notes if TRUNCATED in note), "")
-    if cut and checks:
-        raise NotComparable(f"--fail-on: no verdict is possible: {cut}")
     every = [(view, check) for view, found in checks.items() for check in found]
     for view, check in every:
         if check.outcome is CheckOutcome.FAILED or not settings.quiet:
@@ -389,9 +398,9 @@ def _exit_code(
         return ExitCode.REGRESSED
     unknown = [f"{view}: {check.message}" for view, check in every if check.outcome is CheckOutcome.UNKNOWN]
     if unknown:
-        raise NotComparable(f"--fail-on: no verdict is possible: {'; '.join(unknown)}")
-    partial = any(note.endswith(": not compared") for note in notes)
-    return ExitCode.PARTIAL if partial or cut else ExitCode.DONE
+        raise NotComparable(f"--fail-on: no verdict is possible: {'; '.join(dict.fromkeys(unknown))}")
+    partial = any(note.endswith(": not compared") for result in results.values() for note in result.notes)
+    return ExitCode.PARTIAL if partial or _truncation(results) else ExitCode.DONE
 
 
 # What `kinetoctl diff` found, for people and for CI: a headline, Markdown and JUnit XML.
@@ -434,13 +443,13 @@ def markdown(results: Mapping[str, "Result"], checks: Mapping[str, Sequence["Che
         lines += ["", f"### {name}", ""]
         if rows:
             lines += ["| name | time | verdict | baseline | other | difference |", "|---|---|---|--:|--:|--:|"]
-        names = units.shortened_apart([one_line(row["name"]) for row in rows[:MARKDOWN_ROWS]], NAME_WIDTH)
+        names = shortened_apart([one_line(row["name"]) for row in rows[:MARKDOWN_ROWS]], NAME_WIDTH)
         for name_shown, row in zip(names, rows, strict=False):
             share = "" if row["delta_pct"] is None else f" ({row['delta_pct']:+.1f} %)"
             times = [human(row[key], "us") for key in ("baseline_us", "other_us", "delta_us")]
             lines.append(f"| {_code(name_shown)} | {row['time']} | {row['verdict']} | {' | '.join(times)}{share} |")
         rest = len(result) - len(rows[:MARKDOWN_ROWS])
-        lines += ["", f"{rest:,} more rows."] if rest else []
+        lines += ["", f"{rest:,} more row{'s' if rest > 1 else ''}."] if rest else []
         lines += [f"- {_plain(note)}" for note in ("", *result.notes) if note]
     return "\n".join(lines) + "\n"
 
@@ -486,7 +495,7 @@ _ELEMENTS = {"failure": "failed", "error": "unknown"}  # of JUnit -> CheckOutcom
 
 def _code(text: str) -> str:
     """A name as code in a table cell: with a fence longer than any in it, and no cell border."""
-    shown = units.shortened(one_line(text), NAME_WIDTH).replace("|", "\\|")
+    shown = shortened(one_line(text), NAME_WIDTH).replace("|", "\\|")
     fence = "`" * (max(map(len, re.findall("`+", shown)), default=0) + 1)
     pad = " " if shown.startswith("`") or shown.endswith("`") else ""
     return f"{fence}{pad}{shown}{pad}{fence}"

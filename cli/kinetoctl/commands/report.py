@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,7 @@ from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
 from kinetoctl.base.view_settings import options_of, parse_setting, type_text
+from kinetoctl.commands.report_runs import side_by_side, without_rank
 from kinetoctl.errors import UsageProblem, trace_errors, write_errors
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.trace_arguments import all_snapshots, found_traces, memory_bound, snapshot_paths, traces_argument
@@ -236,13 +238,18 @@ def command(**values: Any) -> int:
         runs = _runs(options, sources) if _is_overview(options) else None
         shown = sources if runs is None else [runs.newest]
         apart = [] if _is_overview(options) else _runs_apart(options, sources)
-        results = _side_by_side(options, apart, short=short) if apart else _results(options, shown, short=short)
+        if apart:
+            limit_of = partial(_limit, options, settings)
+            results = side_by_side(apart, lambda run: _results(options, [run], short=short), limit_of)
+            options = replace(options, limit=0)  # which has been applied to each run
+        else:
+            results = _results(options, shown, short=short)
         if _is_overview(options) and settings.output in WITH_VERDICT:
             results = {**_first_answer(results, shown, runs), **results}
     if options.columns is not None:
         results = {name: _with_columns(result, options.columns) for name, result in results.items()}
     elif settings.output == "table" and len(shown) == 1:
-        results = {name: _without_rank(result) for name, result in results.items()}
+        results = {name: without_rank(result) for name, result in results.items()}
     _show(results, options, settings)
     return _exit_code(results.values())
 
@@ -376,41 +383,6 @@ def _runs_apart(options: ReportOptions, sources: Sequence["Source"]) -> "list[So
         return runs_in_order(sources, executor=executor)
 
 
-def _side_by_side(options: ReportOptions, runs: Sequence["Source"], *, short: bool) -> dict[str, "Result"]:
-    """By view, the rows of each run by itself, the newest first. runs: the oldest first."""
-    from kineto_trace.catalog.first_screen import runs_text
-
-    alike = len({source.path.name for source in runs}) < len(runs)
-    found = {
-        source.place if alike else source.path.name: _results(options, [source], short=short) for source in runs[::-1]
-    }
-    note = f"{runs_text(runs)} Each has its own rows, the newest first."
-    views = dict.fromkeys(view for results in found.values() for view in results)
-    return {
-        view: _with_run({run: results[view] for run, results in found.items() if view in results}, note)
-        for view in views
-    }
-
-
-def _with_run(results: Mapping[str, "Result"], note: str) -> "Result":
-    """One table of those of several runs of a program, with the run in place of the rank."""
-    import pyarrow as pa
-    from kineto_trace.view_api.result import columns
-
-    parts = {run: _without_rank(result) for run, result in results.items()}
-    first = next(iter(parts.values()))
-    tables = [
-        result.table.add_column(0, "run", pa.array([run] * len(result), pa.string())) for run, result in parts.items()
-    ]
-    return replace(
-        first,
-        columns=(*columns(("run", "text", "", "file or folder of the run")), *first.columns),
-        table=pa.concat_tables(tables),
-        notes=(note, *(f"{run}: {each}" for run, result in parts.items() for each in result.notes)),
-        failure="; ".join(f"{run}: {result.failure}" for run, result in parts.items() if result.failure),
-    )
-
-
 def _first_answer(
     results: Mapping[str, "Result"], sources: Sequence["Source"], runs: "Runs | None"
 ) -> dict[str, "Result"]:
@@ -439,15 +411,6 @@ def _of_the_job(results: Sequence["Result"], sources: Sequence["Source"], top: i
     return list(by_view.values())
 
 
-def _without_rank(result: "Result") -> "Result":
-    """A table for people of one trace need not say whose rows it has."""
-    from kineto_trace.view_api.view import RANK
-
-    if result.columns[: len(RANK)] != RANK or len(result.columns) == 1:
-        return result
-    return replace(result, columns=result.columns[1:], table=result.table.drop_columns(["rank"]))
-
-
 def _with_columns(result: "Result", names: str | None) -> "Result":
     """Only these columns. Raises UsageProblem."""
     if names is None:
@@ -462,16 +425,21 @@ def _with_columns(result: "Result", names: str | None) -> "Result":
     return replace(result, columns=tuple(known[name] for name in wanted), table=result.table.select(wanted))
 
 
+def _limit(options: ReportOptions, settings: CommonOptions, view: str) -> int:
+    """How many rows of the view are shown, 0 for all."""
+    if options.limit is not None or settings.file is not None or settings.output != "table":
+        return options.limit or 0
+    return DEFAULT_LIMIT if options.views else SHORT.get(view, DEFAULT_LIMIT)
+
+
 def _show(results: dict[str, "Result"], options: ReportOptions, settings: CommonOptions) -> None:
     from kinetoctl.output.result_tables import save_results, show_results
 
     if settings.file is not None:
         save_results(results, settings, limit=options.limit or 0)
         return
-    limit = options.limit
-    rows = limit if limit is not None else DEFAULT_LIMIT if settings.output == "table" else 0
-    limits = SHORT if not options.views and limit is None else {}
-    show_results(results, settings, limit=rows, limits=limits, title=len(results) > 1)
+    limits = {view: _limit(options, settings, view) for view in results}
+    show_results(results, settings, limit=options.limit or 0, limits=limits, title=len(results) > 1)
     if not options.views and settings.output == "table" and not any(name.startswith(SNAPSHOT_VIEW) for name in results):
         say("")
         say("kinetoctl report --describe --view VIEW.COLUMN explains a column")

@@ -116,8 +116,8 @@ def run_trace(client: Client, request: TraceRequest, settings: CommonOptions, *,
         outcome = trace(client, request, progress)
         if outcome.interrupted and not any(target.files for target in outcome.capture.targets):
             progress.note(f"capture {outcome.capture.id} was stopped before anything was recorded")
-        if not reports:
-            await_answer(client, outcome)
+        if not reports and request.directory is not None:
+            await_answer(client, outcome, progress)
     show_capture(outcome.capture, outcome.paths, settings, outcome.problems)
     end_with(client, outcome)
     return outcome

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kineto_protos.plain import standing_text
-from kineto_trace.base.quantities import format_duration, format_ranges, lasted
+from kineto_trace.base.quantities import format_duration, format_ranges, lasted, shortened, shortened_apart
+from kineto_trace.base.source_places import short_place
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES, ATTACHMENTS
 from rich.console import Console
@@ -23,7 +24,7 @@ from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, Fleet
 from kinetoctl.errors import CliError
 from kinetoctl.output import units
 from kinetoctl.output.capture_progress import counted, states_text
-from kinetoctl.output.console import PIPE_WIDTH, emit, plain, print_table, say, say_text, stdout_console
+from kinetoctl.output.console import PIPE_WIDTH, emit, plain, print_table, print_verdict, say, say_text, stdout_console
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -78,7 +79,7 @@ def _content_lines(summary: "pb.Summary") -> Iterator[Line]:
 
 def _top_lines(label: str, stats: "Iterable[tuple[str, pb.KernelStat]]", unit: str) -> Iterator[Line]:
     listed = list(stats)
-    names = units.shortened_apart([name for name, _ in listed], NAME_WIDTH)
+    names = shortened_apart([name for name, _ in listed], NAME_WIDTH)
     for position, (name, (_, stat)) in enumerate(zip(names, listed, strict=True)):
         amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} {unit}"
         yield label if position == 0 else "", f"{amount}  {name}"
@@ -86,7 +87,7 @@ def _top_lines(label: str, stats: "Iterable[tuple[str, pb.KernelStat]]", unit: s
 
 def _python_lines(summary: "pb.Summary") -> Iterator[Line]:
     """The functions with the most samples, with their lines; the states of threads; and threads without Python."""
-    names = units.shortened_apart([units.function_name(stat.name) for stat in summary.top_functions], NAME_WIDTH)
+    names = shortened_apart([short_place(stat.name) for stat in summary.top_functions], NAME_WIDTH)
     for position, (name, stat) in enumerate(zip(names, summary.top_functions, strict=True)):
         amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} samples"
         yield "top Python" if position == 0 else "", f"{amount}  {name}{_hot_lines(stat)}"
@@ -96,7 +97,7 @@ def _python_lines(summary: "pb.Summary") -> Iterator[Line]:
         yield "threads", f"of {units.count(known)} samples: {', '.join(parts)}, {states.idle / known:.0%} idle"
     for position, thread in enumerate(summary.native_threads):
         amount = f"{format_duration(thread.cpu_ns):>8}  {thread.cpu_fraction:>10.1%} of a core"
-        name = units.shortened(thread.name or "unnamed", NAME_WIDTH)
+        name = shortened(thread.name or "unnamed", NAME_WIDTH)
         yield "no Python" if position == 0 else "", f"{amount}  {name} (thread {thread.thread})"
 
 
@@ -220,7 +221,7 @@ def _title(target: "pb.Target", room: int) -> str:
     process = target.process
     facts = [enum_names.target(target), enum_names.pod(process), process.framework]
     taken = sum(len(fact) + len(_BETWEEN) for fact in facts if fact)
-    command = units.shortened(" ".join(process.command), max(LEAST_COMMAND, min(NAME_WIDTH, room - taken)))
+    command = shortened(" ".join(process.command), max(LEAST_COMMAND, min(NAME_WIDTH, room - taken)))
     return _BETWEEN.join(filter(None, [*facts, command]))
 
 
@@ -237,17 +238,12 @@ def _print_target(console: Console, capture: "pb.Capture", target: "pb.Target", 
         console.print(Text.assemble("  ", (one_line(label).ljust(LABEL_WIDTH), "cyan"), one_line(text)))
 
 
-def _print_verdict(console: Console, answer: "pb.CaptureAnswer") -> None:
-    if answer.verdict:
-        console.print(Text(one_line(answer.verdict), style="bold"))
-
-
 def print_capture(
     capture: "pb.Capture", paths: Mapping[tuple[int, int, str], Path], *, color: bool, missing: str = ""
 ) -> None:
     """Prints the capture on stdout. paths: verified files by pid, start time and format; missing: what is not here."""
     console = stdout_console(color=color)
-    _print_verdict(console, capture.answer)
+    print_verdict(capture.answer.verdict, color=color)
     status = _status(enum_names.capture_status(capture.status))
     lacking = (f", {missing}", STYLES["FAILED"]) if missing else ""
     console.print(Text.assemble(one_line(f"capture {capture.id} on {capture.host}: "), status, lacking))
@@ -493,7 +489,7 @@ def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | N
     if settings.output != "table":
         emit(fleet_document(fleet, folder, merged), settings.output)
         return
-    _print_verdict(stdout_console(color=settings.color), fleet.answer)
+    print_verdict(fleet.answer.verdict, color=settings.color)
     say(_fleet_status(fleet))
     if fleet.unmet:
         say(f"not started: {fleet.unmet}")

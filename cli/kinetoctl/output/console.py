@@ -7,6 +7,7 @@ from other people, so control characters are spelled out here (`kineto_trace.bas
 import os
 import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 LAST_LEAST = 16  # the last column goes below the others rather than being cut to less
 _LOOK_S = 0.5  # how often something that waits for Ctrl-C wakes up
 PIPE_WIDTH = 100_000  # nothing is cut when no terminal reads it
+PROSE_WIDTH = 100  # of sentences in a pipe, and at most in a terminal
 
 
 def say(text: str, *, err: bool = False, label: str = "", bold: bool = False) -> None:
@@ -83,6 +85,25 @@ def stdout_console(*, color: bool) -> "Console":
 def stderr_console(*, color: bool) -> "Console":
     """The console for progress and messages."""
     return rich_console(sys.stderr, no_color=not color, soft_wrap=True)
+
+
+def prose_width(console: "Console") -> int:
+    """The width of lines of sentences."""
+    return min(console.width, PROSE_WIDTH) if sys.stdout.isatty() else PROSE_WIDTH
+
+
+def filled(text: str, width: int, indent: str = "") -> str:
+    """The text in lines of this width; words, such as paths and commands, stay whole."""
+    return textwrap.TextWrapper(width, indent, indent, break_long_words=False, break_on_hyphens=False).fill(text)
+
+
+def print_verdict(text: str, *, color: bool) -> None:
+    """Prints the verdict on where the time went, if there is one."""
+    if text:
+        from rich.text import Text
+
+        console = stdout_console(color=color)
+        console.print(Text(filled(one_line(text), prose_width(console)), style="bold"))
 
 
 def pipe_console() -> "Console":

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from kineto_trace.base.quantities import format_duration, format_number
+from kineto_trace.base.quantities import format_duration, format_number, shortened
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.own_daemon import reachable_daemon
@@ -406,7 +406,7 @@ def _jobs(capture: "pb.Capture") -> list[str]:
 
 
 def _cause(capture: "pb.Capture") -> str:
-    return units.shortened(capture.answer.cause, MAX_CAUSE) or NOTHING
+    return shortened(capture.answer.cause, MAX_CAUSE) or NOTHING
 
 
 def _labels(capture: "pb.Capture") -> str:

@@ -15,7 +15,6 @@ Theory of operation
 import json
 import os
 import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +22,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import click
+from kineto_trace.base.quantities import shortened_apart
 from kineto_trace.base.source_places import place_parts, short_place
 from kineto_trace.base.visible_text import one_line, visible
 from kineto_trace.view_api.cell_texts import PLACES, VERDICT, gain, percent, view_title
@@ -32,28 +32,44 @@ from rich.text import Text
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.errors import write_errors
-from kinetoctl.output import units
-from kinetoctl.output.console import captured, emit, rich_console, say, say_text, stdout_console
+from kinetoctl.output.console import (
+    captured,
+    emit,
+    filled,
+    print_verdict,
+    prose_width,
+    rich_console,
+    say,
+    say_text,
+    stdout_console,
+)
 from kinetoctl.output.units import NOTHING, heading, headings, human, is_number
 
 if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result, ResultColumn
-    from rich.console import Console
 
 SCHEMA_VERSION = 1  # of results as JSON; a new one if anything is taken away or means something else
 PIPE_TEXT_WIDTH = 120
 SHORTEST_TEXT, LEAST_TEXT = 36, 8  # of columns that are added, and of those that are left
 GAP = 2  # between columns
 PROSE = ("advice", "evidence")  # columns that hold sentences
-SAVING = {"title", "saving_us", "saving_pct", "saving_per_step_us", "uncertainty_pct", "guess"}  # of findings
+SAVING = {
+    "finding",
+    "title",
+    "saving_us",
+    "saving_pct",
+    "saving_per_step_us",
+    "uncertainty_pct",
+    "guess",
+}  # of findings
 MEANING, ANSWERS = "MEANING", ("WHAT", "FUNCTION", "FILE", "LINE", "CAUSE")  # titles of columns
 HIDDEN = ("unit", "finding")  # beside these: of other columns' figures, and a short form of the title
-PROSE_WIDTH = 100  # in a pipe
 LIST_COLUMNS = 11  # a single row with more than these is a list
 BARS, MAX_BARS = "time_causes", 16  # the view whose rows are bars, and how many of them
 BLOCKS, ASCII_BLOCKS = "█▓▒░▚·", "#=+-:."  # one for each of the largest causes, the last one for the rest
 LEAST_BAR, PIPE_BAR = 10, 80  # characters
 OTHERS = "others"  # the cause of what is merged
+COERCED = ("C.UTF-8", "C.utf8", "UTF-8")  # what Python sets LC_CTYPE to where LC_CTYPE or LANG is C (PEP 538)
 
 
 @dataclass(frozen=True)
@@ -76,7 +92,7 @@ class _Shown:
     def fitted(self, text_width: int) -> list[str]:
         """The cells, shortened if they are too long, those that differ differently; a place in two lines instead."""
         width = self.text_width(text_width)
-        short = units.shortened_apart(list(map(_one_line, self.cells)), width)
+        short = shortened_apart(list(map(_one_line, self.cells)), width)
         places = [_place_lines(cell) if self.places and len(cell) > width else [] for cell in self.cells]
         return ["\n".join(map(_one_line, lines)) or cell for lines, cell in zip(places, short, strict=True)]
 
@@ -106,7 +122,7 @@ def show_results(
     if settings.output == "table":
         results = dict(results)
         if (first := results.pop(VERDICT, None)) is not None:
-            _print_verdict(first, settings)
+            print_verdict(first.rows()[0][VERDICT] or "", color=settings.color)
             _print_bars(results.get(BARS), settings)
         told: set[str] = set()
         for place, (name, result) in enumerate(results.items()):
@@ -195,20 +211,15 @@ def print_result(result: "Result", settings: CommonOptions, *, limit: int = 0) -
         _print_list(_columns(result, count), settings)
     else:
         _print_columns(_columns(result, count), settings)
-    if count < len(result):
-        say(f"… {len(result) - count:,} more rows (--limit 0 shows all)")
+    if (left := len(result) - count) > 0:
+        say(f"… {left:,} more row{'s' if left > 1 else ''} (--limit 0 shows all)")
     for note in result.notes:
         _print_note(f"note: {note}")
 
 
 def _print_note(text: str) -> None:
     """Prints a line, in a terminal in several if it is too long."""
-    say_text(_filled(one_line(text), _prose_width(rich_console(sys.stdout))) if sys.stdout.isatty() else one_line(text))
-
-
-def _filled(text: str, width: int, indent: str = "") -> str:
-    """The text in lines of this width; words, such as paths and commands, stay whole."""
-    return textwrap.TextWrapper(width, indent, indent, break_long_words=False, break_on_hyphens=False).fill(text)
+    say_text(filled(one_line(text), prose_width(rich_console(sys.stdout))) if sys.stdout.isatty() else one_line(text))
 
 
 def _titles(result: "Result") -> list[str]:
@@ -244,7 +255,7 @@ def _print_list(columns: Sequence[_Shown], settings: CommonOptions) -> None:
 def _print_records(result: "Result", count: int, settings: CommonOptions) -> None:
     """Prints each row as a heading with its figures, followed by its sentences and their subjects."""
     console = stdout_console(color=settings.color and sys.stdout.isatty())
-    width = _prose_width(console)
+    width = prose_width(console)
     texts = [column.name for column in result.columns if column.type == "text" and column.name not in HIDDEN]
     title = "title" if "title" in texts else texts[0]
     figures = [c for c in result.columns if c.type not in ("text", "texts") and c.name not in ("rank", "place")]
@@ -252,7 +263,7 @@ def _print_records(result: "Result", count: int, settings: CommonOptions) -> Non
     for row in result.table.slice(0, count).to_pylist():
         head = (one_line(human(row[title])), "bold")
         if row.keys() >= SAVING:
-            console.print(Text(_filled(head[0], width) if sys.stdout.isatty() else head[0], style=head[1]))
+            console.print(Text(filled(head[0], width) if sys.stdout.isatty() else head[0], style=head[1]))
             console.print(Text(f"    {gain(row, several='rank' in row)}"))
         else:
             facts = _facts(row, figures)
@@ -260,7 +271,7 @@ def _print_records(result: "Result", count: int, settings: CommonOptions) -> Non
             console.print(Text.assemble(rank, head, f"  {facts}" if facts else ""))
         for name in PROSE:
             if row.get(name):
-                console.print(Text(_filled(visible(row[name]), width, "    ")))
+                console.print(Text(filled(visible(row[name]), width, "    ")))
         for column in details:
             value = row[column.name] or []
             label = f"    {column.name.replace('_', ' ')}: "
@@ -274,14 +285,7 @@ def _in_lines(value: str | Sequence[str], name: str, width: int) -> list[str]:
     parts = place_parts(texts[0]) if name in PLACES and texts else ()
     if parts:
         return [" ".join(parts)] if len(" ".join(parts)) <= width else list(parts)
-    return units.shortened_apart(texts, width)
-
-
-def _print_verdict(result: "Result", settings: CommonOptions) -> None:
-    text = result.rows()[0][VERDICT]
-    if text:
-        console = stdout_console(color=settings.color)
-        console.print(Text(_filled(visible(text), _prose_width(console)), style="bold"))
+    return shortened_apart(texts, width)
 
 
 def _print_bars(result: "Result | None", settings: CommonOptions) -> None:
@@ -297,7 +301,8 @@ def _print_bars(result: "Result | None", settings: CommonOptions) -> None:
 
 def _has_blocks() -> bool:
     """Whether stdout can show more than ASCII."""
-    named = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    whole, characters, usual = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    named = whole or (characters if characters not in COERCED else "") or usual
     try:
         BLOCKS.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
@@ -355,10 +360,6 @@ def _title(name: str, result: "Result") -> str:
     """The title of a view, with its name for --view where that differs; of a part of a comparison, its name."""
     title = view_title(name) if name == result.view else name
     return title if title.lower() == name.replace("_", " ") else f"{title} ({name})"
-
-
-def _prose_width(console: "Console") -> int:
-    return min(console.width, PROSE_WIDTH) if sys.stdout.isatty() else PROSE_WIDTH
 
 
 def _facts(row: Mapping[str, Any], figures: Iterable["ResultColumn"]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.base.quantities import format_duration, format_ranges
+from kineto_trace.base.quantities import format_duration, format_ranges, shortened
 
 from kinetoctl.client import enum_names
 from kinetoctl.errors import NotFound
@@ -25,7 +25,7 @@ from kinetoctl.output.stack_groups import (
     stack_key,
 )
 from kinetoctl.output.stack_verdict import listed, plural, verdicts
-from kinetoctl.output.units import GAP, INDENT, shortened
+from kinetoctl.output.units import GAP, INDENT
 
 if TYPE_CHECKING:
     from kinetoctl.client.daemon_client import StackAnswer

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from kineto_trace.base import quantities
 from kineto_trace.base.quantities import BINARY_UNITS, MAX_WHOLE, format_duration, format_number, time_of_day
 from kineto_trace.base.visible_text import visible
 
@@ -43,25 +42,6 @@ def age(unix_ns: int, now_ns: int = 0) -> str:
 def count(number: int) -> str:
     """12,345."""
     return f"{number:,}"
-
-
-def shortened(text: str, width: int) -> str:
-    """At most width characters, the middle replaced by an ellipsis: both ends of a C++ name tell something."""
-    if len(text) <= width:
-        return text
-    head = (width - 1) * 2 // 3
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
-
-
-def shortened_apart(texts: Sequence[str], width: int) -> list[str]:
-    """Texts that are listed together, each shortened; those that differ still do."""
-    return quantities.shortened_apart(texts, width, shortened)
-
-
-def function_name(name: str) -> str:
-    """A Python function as Kineto names it, `/long/way/package/file.py(12): f`, with the last folder only."""
-    path, separator, rest = name.partition("(")
-    return f"{'/'.join(path.split('/')[-2:])}{separator}{rest}"
 
 
 # Formats values of result tables for people. Pure.

@@ -300,7 +300,7 @@ def test_an_idempotency_key_is_its_users_alone(host: Host) -> None:
         assert host.call(host.ada, "CreateCapture", request_of(host.adas, key="same")).only.id == made[0]
         answer = host.call(host.ada, "CreateCapture", request_of(host.adas))
         assert (answer.code, answer.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_CAPTURES")
-        assert "1 captures of" in answer.message
+        assert "already has 1 running capture, the limit for one user" in answer.message
         for agent, capture_id in ((host.adas, made[0]), (host.bobs, made[1])):
             agent.tell(f"cancelled {capture_id}")
 

@@ -238,7 +238,7 @@ def test_a_folder_that_only_its_owner_may_write_to_is_named_with_the_remedy(
     owners_folder.chmod(0o755)
     with program_in(owners_folder) as pid:
         said = problem(service, pid)
-        assert f"is not writable for the attach helper's user (uid {SERVICE_UID})" in said
+        assert f"is not writable by the attach helper's user (uid {SERVICE_UID})" in said
         assert "chmod 1777" in said and "--recorder agent" in said
 
 

@@ -76,9 +76,10 @@ def test_the_verdict_stands_first_before_the_daemon_ends(
     for name in ("XDG_RUNTIME_DIR", "TMPDIR", "PYTHONPATH"):
         monkeypatch.setenv(name, environ[name])
     assert main(["trace", str(pid), "--duration", "1s", "--output-dir", str(tmp_path / "out")]) == 0
-    verdict, status = capsys.readouterr().out.splitlines()[:2]
-    assert "of the recorded time" in verdict
-    assert status.startswith("capture ")
+    verdict, separator, _ = capsys.readouterr().out.partition("\ncapture ")
+    told = " ".join(verdict.splitlines())
+    assert separator and "of the recorded time" in told
+    assert "crunch_numbers" in told or "short of CPU" in told  # on a busy machine
 
 
 @pytest.mark.parametrize("command", [["ps", "--all"], ["stacks"], ["doctor"], ["top", "--once", "--all"]])

@@ -141,7 +141,7 @@ def test_a_configuration_that_others_could_have_written_is_not_taken_over(
     os.chown(path, owner, owner)
     before = tree(image)
     done = host("install")
-    assert done.returncode == 5 and f"/etc/kinetod/{name} " in done.stderr and "check its content" in done.stderr
+    assert done.returncode == 5 and f"/etc/kinetod/{name} " in done.stderr and "check its contents" in done.stderr
     assert tree(image) == before
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kineto_trace.merge.merged_export import MergedTrace
 
 HOSTS_AT_ONCE = 8
-MOST_ANSWERED = 64  # traces: a report of more takes minutes
+MOST_ANSWERED = 16  # traces: the result of the capture waits until they have been analysed
 
 
 class _Stopped(Exception):
@@ -243,8 +243,8 @@ def merge_files(fleet: Fleet, directory: Path, progress: FleetProgress) -> Merge
 def find_answer(fleet: Fleet, progress: FleetProgress) -> None:
     """Finds out where the time of the job went, from the downloaded traces of up to MOST_ANSWERED processes.
 
-    Traces that cannot be read leave the job without an answer: `kinetoctl report` says what is wrong with them. So does
-    Ctrl-C, which the fleet records.
+    Traces that cannot be read, or not in the memory that there is, leave the job without an answer: `kinetoctl report`
+    says what is wrong with them. So does Ctrl-C, which the fleet records.
     """
     paths = [trace.path for rank in fleet.processes() if (trace := _trace(rank)) is not None]
     if not 0 < len(paths) <= MOST_ANSWERED:
@@ -255,7 +255,7 @@ def find_answer(fleet: Fleet, progress: FleetProgress) -> None:
             from kineto_trace.catalog.first_screen import first_screen_of
 
             found = first_screen_of(paths)
-    except CliError:
+    except (CliError, MemoryError, OSError):
         return
     except KeyboardInterrupt:
         fleet.interrupted = True

@@ -60,7 +60,7 @@ CROWDED = 0.5  # share of frames that are too narrow, from which on the page say
 
 Contexts = Iterable[Context]
 Drawn = tuple[Result, Markup]
-_OUTSIDE, _SMALLER, _OTHERS = "outside operators", "smaller blocks", "others"
+_OUTSIDE, _SMALLER, _OTHERS = "outside any operator", "smaller blocks", "others"
 US = 1000  # ns
 MAX_COUNTERS = 60
 

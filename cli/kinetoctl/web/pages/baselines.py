@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kineto_trace.base.quantities import shortened
+
 from kinetoctl.base.view_settings import COUNTERPARTS, DIFF_VIEWS
 from kinetoctl.errors import CliError
 from kinetoctl.output import units
@@ -127,7 +129,7 @@ def _jobs(parts: "Sequence[OfHost[pb.Capture]]") -> set[str]:
 
 def _title(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> str:
     first = parts[0].item
-    command = units.shortened(next(iter(commands(first)), ""), MAX_COMMAND)
+    command = shortened(next(iter(commands(first)), ""), MAX_COMMAND)
     jobs = [f"job {job}" for job in sorted(_jobs(parts))[:1]]
     known = [*jobs, command, f"{units.age(first.created_ns)} ago", status_of(parts)]
     return f"{capture_id} ({', '.join(part for part in known if part)})"

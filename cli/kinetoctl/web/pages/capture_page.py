@@ -123,7 +123,7 @@ def nothing_because(first: Mapping[str, Any] | None) -> dict[str, str]:
     if not first["several"]:
         reasons["ranks"] = "only one process was recorded"
     if not first["time"]["rows"] and not first["time"].get("failure"):
-        reasons["step time"] = "; ".join(first["time"]["notes"])
+        reasons["step time"] = next(iter(first["time"]["notes"]), "").removeprefix("not shown: ")
     return reasons
 
 

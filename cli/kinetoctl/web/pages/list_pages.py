@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.quantities import format_duration, shortened
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.base.value_types import parse_positive_duration_ns
@@ -108,7 +108,11 @@ def row_of(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> dict[str, 
     """A capture in the list. Each host knows where its own part's time went: the first one that does is named."""
     first = parts[0].item
     told = next((part for part in parts if part.item.answer.cause), parts[0])
-    answer, on_host = told.item.answer, f" (on {told.place.host})" if len(parts) > 1 else ""
+    cause, verdict = told.item.answer.cause, told.item.answer.verdict
+    if len(parts) > 1:
+        host = told.place.host
+        cause = cause and cause + (f", on {host}" if cause.endswith(")") else f" (on {host})")
+        verdict = verdict and f"On {host}: {verdict}"
     targets = [target for part in parts for target in part.item.targets]
     labels = dict(first.spec.labels)
     if capture_id != first.id:
@@ -120,8 +124,8 @@ def row_of(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> dict[str, 
         "age": units.age(first.created_ns),
         "age_s": max(0, time.time_ns() - first.created_ns) // 10**9,
         "pids": [target.pid for target in targets],
-        "cause": answer.cause + on_host if answer.cause else "",
-        "verdict": answer.verdict + on_host if answer.verdict else "",
+        "cause": cause,
+        "verdict": verdict,
         "again": False,
         "process": (first.host, *((each.pid, each.start_time_ns) for each in first.targets)),
         "command": next((command for part in parts for command in commands(part.item)), ""),
@@ -146,7 +150,7 @@ def facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[tuple[str, str]]:
     hosts = list(dict.fromkeys(part.place.host or part.item.host for part in parts))
     made_ns = min(each.created_ns for each in captures)
     found = [
-        ("host" if len(hosts) == 1 else "hosts", units.shortened(", ".join(hosts), MAX_HOSTS)),
+        ("host" if len(hosts) == 1 else "hosts", shortened(", ".join(hosts), MAX_HOSTS)),
         ("created", units.moment(made_ns)),
         ("processes", units.count(sum(len(each.targets) for each in captures))),
         ("size", units.size(sum(map(stored, captures)))),

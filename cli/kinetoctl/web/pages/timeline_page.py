@@ -125,4 +125,4 @@ def _described(part: Mapping[str, Any]) -> str:
     if "span" in part:
         start, end = part["span"]
         return f"{human((end - start) / US, 'us')} from {human(start, 'ns')}"
-    return f"the longest {part['name']} and its surroundings" if part else ""
+    return f"the longest {part['name']} and the time around it" if part else ""

@@ -6,11 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.base import own_daemon
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.own_daemon import Child, OwnDaemon, has_only_our_rights, reachable_daemon
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.errors import ChildFailed, Denied, NeedsRoot
+from kinetoctl.client.tracing import Outcome
+from kinetoctl.commands.trace import end_with
+from kinetoctl.errors import ChildFailed, Denied, DownloadFailed, NeedsRoot
+from support.service import captures
 
 
 def reached(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> tuple[Client, list[str]]:
@@ -127,3 +131,33 @@ def test_a_child_that_is_late_is_told_with_the_limit(tmp_path: Path) -> None:
     ):
         child.poll(lambda: False, 0, "did not answer")
     assert child.process.returncode is not None
+
+
+@pytest.mark.parametrize("uid", [1000, 0])
+def test_what_only_root_may_trace_is_told_with_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr("sys.argv", ["kinetoctl", "trace", "7", "--label", "a b=c"])
+    refused = captures.target(
+        state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_FAILED, reason_code="ATTACH_NOT_PERMITTED"
+    )
+    daemon = OwnDaemon(tmp_path)
+    end_with(daemon, Outcome(captures.capture(refused)))
+    said = capsys.readouterr().err
+    assert bool(re.fullmatch(r"Root can trace it: sudo \S+ -P -m kinetoctl trace 7 --label 'a b=c'\n", said)) == bool(
+        uid
+    )
+    assert not daemon.keeps_folder
+
+
+def test_what_could_not_be_downloaded_stays_where_its_daemon_had_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon = OwnDaemon(tmp_path)
+    end_with(daemon, Outcome(captures.capture(captures.done_target()), problems=[DownloadFailed("the disk is full")]))
+    assert daemon.keeps_folder
+    assert (
+        capsys.readouterr().err
+        == f"To download the missing files later, start their daemon again: kinetod --state-dir {tmp_path}/state\n"
+    )

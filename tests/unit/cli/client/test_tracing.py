@@ -12,7 +12,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl import errors
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.tracing import ANSWER_LIMIT_S, Outcome, await_answer, download, file_name
+from kinetoctl.client.tracing import ANSWER_LIMIT_S, Outcome, Quiet, await_answer, download, file_name
 from support.service import captures
 from support.service.captures import CONTENT
 from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
@@ -155,11 +155,12 @@ def test_names_of_the_daemon_cannot_leave_the_folder() -> None:
     assert file_name(capture, capture.targets[0], file) == "kineto-_-4242-_.._etc_x._odd"
 
 
-class Waiting:
-    """A clock that only pauses move, and what is done in a pause."""
+class Waiting(Quiet):
+    """A clock that only pauses move, what is done in a pause, and the notes of progress."""
 
     def __init__(self, in_pause: Callable[[], None] = lambda: None) -> None:
         self.now_s = 0.0
+        self.notes: list[str] = []
         self._in_pause = in_pause
 
     def clock(self) -> float:
@@ -169,10 +170,13 @@ class Waiting:
         self.now_s += seconds
         self._in_pause()
 
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
 
 def answered(client: Client, waiting: Waiting, *targets: pb.Target) -> Outcome:
     outcome = Outcome(captures.capture(*targets, status=pb.CAPTURE_STATUS_DONE))
-    await_answer(client, outcome, clock=waiting.clock, pause=waiting.pause)
+    await_answer(client, outcome, waiting, clock=waiting.clock, pause=waiting.pause)
     return outcome
 
 
@@ -189,6 +193,7 @@ def test_an_answer_that_does_not_come_is_awaited_for_a_few_seconds(server: FakeS
     server.profiler.answered, waiting = False, Waiting()
     assert not answered(client, waiting, captures.done_target()).capture.HasField("answer")
     assert ANSWER_LIMIT_S <= waiting.now_s < ANSWER_LIMIT_S + 1
+    assert waiting.notes == ["analysing"]
 
 
 def test_an_answer_that_will_not_come_is_not_awaited(server: FakeServer, client: Client) -> None:
@@ -198,7 +203,7 @@ def test_an_answer_that_will_not_come_is_not_awaited(server: FakeServer, client:
     for target in (captures.target(), captures.target(files=(snapshot,))):
         server.profiler.answered = False
         answered(client, waiting, target)
-    assert (waiting.now_s, len(server.profiler.requests)) == (0.0, 1)
+    assert (waiting.now_s, waiting.notes, len(server.profiler.requests)) == (0.0, [], 1)
 
 
 def test_a_daemon_that_fails_and_ctrl_c_end_the_wait_for_the_answer(server: FakeServer, client: Client) -> None:

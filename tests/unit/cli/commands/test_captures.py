@@ -1,6 +1,7 @@
 """Pinned, verified, uploaded captures on the command line."""
 
 import json
+from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -63,6 +64,39 @@ def test_show_tells_damage_pin_and_upload(server: FakeServer, run: Run) -> None:
     assert lines[2].startswith("uploaded to s3://b/h/c0ffee (1.0 MiB, verified ")
     assert lines[2].endswith("; its files are no longer on the host")
     assert "  damaged     chrome is damaged: it has 3 bytes instead of 5" in lines
+
+
+def stored_on_a_host(server: FakeServer) -> None:
+    """A trace of three steps."""
+    step = {"ph": "X", "cat": "user_annotation", "pid": 7, "tid": 7, "dur": 50}
+    events = [{**step, "name": f"ProfilerStep#{number}", "ts": 1_000 + 50 * number} for number in range(3)]
+    events.append({**step, "name": "aten::mm", "cat": "cpu_op", "ts": 1_010, "dur": 20})
+    content = json.dumps({"traceEvents": events}).encode()
+    made = captures.capture(captures.done_target(content=content), status=pb.CAPTURE_STATUS_DONE)
+    server.profiler.content = content
+    server.profiler.stored, server.profiler.pages = made, [pb.ListCapturesResponse(captures=[made])]
+
+
+def test_fetching_from_several_hosts_ends_with_the_verdict_on_the_job(
+    server: FakeServer, run: Run, tmp_path: Path
+) -> None:
+    stored_on_a_host(server)
+    fetch = ("captures", "fetch", "c0ffee", "--host", server.address, "--output-dir", str(tmp_path))
+    result = run(*fetch)
+    assert (result.code, result.stdout.startswith("A step takes 50 µs on average. ")) == (0, True), result
+    assert run(*fetch, "-o", "json").json()["answer"]["verdict"].startswith("A step takes 50 µs on average. ")
+
+
+def test_ctrl_c_while_fetched_traces_are_analysed_is_130_with_the_result(
+    server: FakeServer, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(_paths: list[Path]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kineto_trace.catalog.first_screen.first_screen_of", leave)
+    stored_on_a_host(server)
+    result = run("captures", "fetch", "c0ffee", "--host", server.address, "--output-dir", str(tmp_path))
+    assert (result.code, f"files: {tmp_path}/kineto-c0ffee/\n" in result.stdout) == (130, True), result
 
 
 @pytest.mark.parametrize(

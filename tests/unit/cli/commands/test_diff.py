@@ -57,11 +57,19 @@ def test_a_truncated_trace_is_compared_in_part_and_judged_by_no_check(run: Run, 
     save_columns(replace(open_trace(traces / "slow"), notes=(note,)), tmp_path / "cut")
     result = run(traces / "before", tmp_path / "cut")
     assert (result.code, f"note: other trace: {note}\n" in result.stdout) == (4, True)
-    result = run("--fail-on", "5%", traces / "before", tmp_path / "cut")
-    assert (result.code, f"error: --fail-on: no verdict is possible: other trace: {note}\n" in result.stderr) == (
-        5,
-        True,
+    junit = tmp_path / "diff.xml"
+    limits = ("--fail-on", "5%", "--fail-on", "ops=5%")
+    result = run(*limits, "--junit", junit, "-o", "json", traces / "before", tmp_path / "cut")
+    told = f"steps: other trace: {note}; ops: other trace: {note}"
+    assert (result.code, f"error: --fail-on: no verdict is possible: {told}\n" in result.stderr) == (5, True)
+    assert f"unknown: steps: step: other trace: {note}\n" in result.stderr
+    checks = result.json()["checks"]["rows"]
+    assert (len(checks), {(check["outcome"], check["message"]) for check in checks}) == (
+        3,
+        {("unknown", f"other trace: {note}")},
     )
+    suites = Xml.parse(junit).getroot()
+    assert [(suite.attrib["failures"], suite.attrib["errors"]) for suite in suites] == [("0", "1"), ("0", "2")]
 
 
 def test_of_few_steps_none_is_left_out(run: Run, traces: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_trace_alone_gives_overview_and_findings(run: Run, traces: Path) -> No
         assert (f"{view_title(name)}{MARK.get(name, '')}\n" in result.stdout) == (name not in nothing)
 
 
-def steps_of(start_us: float, step_us: float) -> dict[str, object]:
+def steps_of(start_us: float, step_us: float) -> dict[str, list[dict[str, object]]]:
     """A Chrome trace of three steps, half of each a kernel."""
     events: list[dict[str, object]] = []
     for number in range(3):
@@ -139,7 +139,7 @@ def test_another_suffix_is_refused(run: Run) -> None:
 
 def test_limit_cuts_tables_and_says_so(run: Run, traces: Path) -> None:
     result = run("report", str(traces), "--view", "kernels", "--columns", "rank,name", "--limit", "1")
-    assert result.stdout == "RANK  NAME\n   0  gemm\n… 1 more rows (--limit 0 shows all)\n"
+    assert result.stdout == "RANK  NAME\n   0  gemm\n… 1 more row (--limit 0 shows all)\n"
 
 
 def test_list_names_every_view_with_a_line(run: Run) -> None:
@@ -269,14 +269,31 @@ def test_views_of_runs_of_a_program_are_by_run_and_name_no_ranks(run: Run, tmp_p
     ) in result.stdout
 
 
+def test_of_each_run_of_a_program_as_many_rows_are_shown(run: Run, tmp_path: Path) -> None:
+    for name, start_s in (("a.json", 1_000), ("b.json", 2_000)):
+        trace = steps_of(1e6 * start_s, 50)
+        for event in trace["traceEvents"][1::2]:
+            event["name"] = f"gemm at {event['ts']}"
+        (tmp_path / name).write_text(json.dumps(trace))
+    command = ("report", str(tmp_path), "--view", "kernels", "--columns", "run")
+    assert run(*command).stdout.split("note: ")[0].split() == ["RUN", *["b.json"] * 3, *["a.json"] * 3]
+    result = run(*command, "--limit", "2")
+    assert result.stdout.split("note: ")[0].split() == ["RUN", *["b.json"] * 2, *["a.json"] * 2]
+    assert result.stdout.splitlines()[6:8] == [
+        f"note: {name}: 1 more row of kernels (--limit 0 shows all)" for name in ("b.json", "a.json")
+    ]
+    rows = run(*command, "--limit", "1", "-o", "json").json()["kernels"]["rows"]
+    assert rows == [{"run": "b.json"}, {"run": "a.json"}]
+
+
 def test_a_truncated_file_has_no_verdict_on_the_time_and_is_a_part(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "cut.json"
     file.write_text(json.dumps(steps_of(1_000, 50))[:-100])
     result = run("report", str(file))
     assert result.code == run("report", str(file), "--view", "kernels").code == 4
     assert " ".join(result.stdout.splitlines()[:3]).startswith(
-        "The file is truncated in the middle of an event, after 5 events of an unknown number. Whole kinds of "
-        "activities may be missing, so no share of the time is certain: "
+        "The file is truncated in the middle of an event, after 5 events of an unknown number. Entire kinds of "
+        "activity may be missing, so the shares of the time are unreliable: "
     )
     documents = run("report", str(file), "-o", "json").json()
     assert [len(documents[name]["rows"]) for name in ("time_causes", "findings", "overview", "kernels")] == [0, 0, 0, 1]

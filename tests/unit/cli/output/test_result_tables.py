@@ -63,6 +63,19 @@ def test_where_the_locale_is_c_blocks_are_ascii(monkeypatch: pytest.MonkeyPatch,
     assert _has_blocks() is blocks
 
 
+@pytest.mark.parametrize(
+    ("characters", "usual", "blocks"),
+    [("C.UTF-8", "C", False), ("C.utf8", "POSIX", False), ("C.UTF-8", "", True), ("en_US.UTF-8", "C", True)],
+)
+def test_what_python_makes_of_the_locale_c_is_still_c(
+    monkeypatch: pytest.MonkeyPatch, characters: str, usual: str, blocks: bool
+) -> None:
+    monkeypatch.delenv("LC_ALL", raising=False)
+    monkeypatch.setenv("LC_CTYPE", characters)
+    monkeypatch.setenv("LANG", usual)
+    assert _has_blocks() is blocks
+
+
 def test_columns_that_do_not_fit_a_terminal_are_left_out_from_the_right() -> None:
     name = _Shown("NAME", ["x" * 200], False)
     numbers = [_Shown(f"COLUMN{place}", ["1"], True) for place in range(9)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.formats.trace_export import export_trace
-from kinetoctl.output.console import _cells, table_lines
+from kinetoctl.output.console import PROSE_WIDTH, _cells, table_lines
 from support.service import captures
 from support.service.cli import environment, kinetoctl
 from support.service.fake_profiler import FakeServer
@@ -127,6 +127,17 @@ def test_the_head_of_a_result_keeps_pid_rank_and_verdict_beside_a_command_of_400
     (head,) = (line for line in lines if line.startswith("pid "))
     assert _cells(head) <= width
     assert head.startswith(f"pid {target.pid}") and " · python t" in head and head.endswith(": DONE")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_verdict_of_a_capture_is_in_lines_of_whole_words(server: FakeServer, width: int) -> None:
+    verdict = "The DataLoader builds the next batch in the training process. Set num_workers to 4. " * 3
+    server.profiler.stored = captures.capture(captures.done_target(), status=pb.CAPTURE_STATUS_DONE)
+    server.profiler.stored.answer.verdict = verdict
+    lines = in_terminal(width, "--address", server.address, "captures", "show", "c1")
+    told = lines[: next(place for place, line in enumerate(lines) if line.startswith("capture "))]
+    assert max(map(len, told)) <= min(width, PROSE_WIDTH)
+    assert " ".join(told).split() == verdict.split()
 
 
 def test_columns_that_do_not_fit_go_below_the_first_ones_indented() -> None:

@@ -61,6 +61,19 @@ def test_ctrl_c_ends_only_the_search_for_the_answer(tmp_path: Path, monkeypatch:
     assert fleet.interrupted and fleet.answer == pb.CaptureAnswer()
 
 
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device")])
+def test_an_analysis_that_fails_leaves_the_result_without_an_answer(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_paths: list[Path]) -> None:
+        raise error
+
+    monkeypatch.setattr("kineto_trace.catalog.first_screen.first_screen_of", fail)
+    fleet = downloaded(tmp_path / "a.json")
+    fleet_files.find_answer(fleet, Quiet())
+    assert not fleet.interrupted and fleet.answer == pb.CaptureAnswer()
+
+
 def test_traces_that_cannot_be_read_or_are_too_many_have_no_answer(tmp_path: Path) -> None:
     torn = tmp_path / "torn.json"
     torn.write_text("{")

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,14 @@ def test_an_empty_trace_cannot_answer_anything(tmp_path: Path) -> None:
     reasons = nothing_because(first)
     assert [label for label, *_ in QUESTIONS if answered(label, reasons)] == []
     assert reasons["step time"] == "the trace has no GPU activity" and reasons["events"] == "no events"
+
+
+def test_the_step_time_of_a_truncated_file_is_not_shown_for_one_reason(tmp_path: Path) -> None:
+    notes = ("the file is truncated in its list of events, after 9 of about 12 events",)
+    save_columns(replace(trace(TABLES["kernels"]), notes=notes), tmp_path / "cut.kineto")
+    (first,) = TraceJobs().first_screen([str(tmp_path / "cut.kineto")])
+    why = "whole kinds of activities may be missing in a truncated file, so its shares would be wrong"
+    assert nothing_because(first)["step time"] == why
 
 
 def test_nothing_is_grey_before_the_trace_was_read() -> None:

@@ -83,7 +83,9 @@ def test_the_top_cause_of_a_capture_of_many_hosts_is_that_of_a_part_that_knows_i
     for each in parts[1:]:
         each.item.answer.cause, each.item.answer.verdict = "It waits", "A step takes 2 ms. It waits."
     row = row_of(FLEET, parts)
-    assert (row["cause"], row["verdict"]) == ("It waits (on b)", "A step takes 2 ms. It waits. (on b)")
+    assert (row["cause"], row["verdict"]) == ("It waits (on b)", "On b: A step takes 2 ms. It waits.")
+    parts[1].item.answer.cause = "It waits (on 2 of 3 ranks)"
+    assert row_of(FLEET, parts)["cause"] == "It waits (on 2 of 3 ranks), on b"
     row = row_of(FLEET, parts[2:])
     assert (row["cause"], row["verdict"]) == ("It waits", "A step takes 2 ms. It waits.")
     assert row_of(FLEET, parts[:1])["cause"] == ""
