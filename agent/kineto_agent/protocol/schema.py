@@ -426,7 +426,7 @@ def _field_problems(record: Record) -> Iterator[str]:
     ends.sort()
     for (_, end, before), (begin, _, name) in zip(ends, ends[1:]):
         if begin < end:
-            yield ".fields[%s]: it overlaps %s, which ends at byte %d; correct the offset" % (
+            yield ".fields[%s] overlaps %s, which ends at byte %d; correct the offset" % (
                 shown(name), shown(before), end,
             )  # fmt: skip
 
@@ -513,7 +513,7 @@ def to_json(schema: Schema) -> Dict[str, Any]:
 def from_json(value: Any) -> Schema:
     """Decodes and checks the result of to_json. Raises ValueError."""
     if not isinstance(value, dict) or value.get("version") != VERSION:
-        raise ValueError("the schema is not an object of version %d; update kinetod" % VERSION)
+        raise ValueError("the schema is not a JSON object of version %d; update kinetod" % VERSION)
     members = {key: member for key, member in value.items() if key != "version"}
     found: Schema = typed(members, Schema, "schema")
     found.check()

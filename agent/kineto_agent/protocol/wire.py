@@ -255,7 +255,7 @@ def decode(frame: bytes) -> Message:
     except (ValueError, RecursionError) as exc:
         raise WireError("the payload of %s is not JSON: %s" % (cls.__name__, exc)) from exc
     if not isinstance(values, dict):
-        raise WireError("the payload of %s is not an object" % cls.__name__)
+        raise WireError("the payload of %s is not a JSON object" % cls.__name__)
     fields = {}
     for name, kind in cls.__annotations__.items():
         if name not in values:

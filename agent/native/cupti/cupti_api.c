@@ -14,7 +14,7 @@ static int resolve(void *library, const char *path, const char *symbol, void *fu
                    size_t error_bytes) {
     void *found = dlsym(library, symbol);
     if (found == NULL) {
-        snprintf(error, error_bytes, "%s has no symbol %s: it is not a CUPTI of CUDA 12 or later", path, symbol);
+        snprintf(error, error_bytes, "%s has no symbol %s: it is not a CUPTI from CUDA 12 or later", path, symbol);
         return -1;
     }
     memcpy(function, &found, sizeof found); /* ISO C has no cast from data to function pointers */

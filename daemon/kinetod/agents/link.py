@@ -215,7 +215,7 @@ class Connection:
             self.fail(f"a frame longer than {wire.MAX_FRAME_BYTES} bytes")
             return
         if msg_flags & socket.MSG_CTRUNC or len(fds) > 1:
-            self.fail("a frame with more than one file descriptor, or with one while an earlier one is still closing")
+            self.fail("a frame with more than one file descriptor, or with one sent before an earlier one was closed")
             return
         if fds and not is_memfd(fds[0]):
             self.fail("a file descriptor that is not a memfd")

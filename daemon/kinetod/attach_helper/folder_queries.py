@@ -125,7 +125,7 @@ def _why_not_made(pid: int, where: str, exc: OSError) -> str:
         )
     if exc.errno in (errno.EACCES, errno.EPERM):
         return (
-            f"{what} is not writable for the attach helper's user (uid {os.geteuid()}); {_ELSEWHERE} everybody can "
+            f"{what} is not writable by the attach helper's user (uid {os.geteuid()}); {_ELSEWHERE} everybody can "
             f"write to (chmod 1777), or {_AGENT}"
         )
     if exc.errno == errno.EROFS:

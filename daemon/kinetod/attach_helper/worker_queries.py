@@ -73,7 +73,7 @@ def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
         ((pid, start),) = targets
         file = clean(device_graph_code.find(pid, proc), MAX_PATH_CHARS) if same(pid, start) else ""
         return {"file": file if same(pid, start) else ""}
-    raise ValueError(f"not a question: {question['do']!r}")
+    raise ValueError(f"unknown request: {question['do']!r}")
 
 
 def _tools(pid: int, proc: Path) -> list[dict[str, Any]] | None:

@@ -103,7 +103,8 @@ _PRUNED_CAPTURES = _counter("kineto_pruned_captures", "Captures removed by reten
 
 HOOKS = _counter(
     "kineto_hook_calls",
-    "Attempts to run the command, call a webhook or push profiles for a capture that has ended; dropped: given up.",
+    "Attempts to run the hook command, call a webhook or push profiles after a capture has ended; result "
+    '"dropped" means that too many were waiting or kinetod was stopping.',
     ["hook", "result"],
 )
 _HOOK_S = _histogram("kineto_hook_duration_seconds", "Time of one hook attempt.", ["hook"], buckets=_LONG_S)

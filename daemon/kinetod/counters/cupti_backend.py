@@ -360,7 +360,7 @@ class CuptiBackend:
                 failures.append(f"{path}: {exc}")
         tried = "; ".join(failures) or "no libcupti is installed"
         advice = f"{install_advice('nvidia-cuda-cupti')}, or name a library with --library"
-        raise CounterError(CounterCode.UNAVAILABLE, f"no libcupti of CUDA 12.8 or later: {tried}; {advice}")
+        raise CounterError(CounterCode.UNAVAILABLE, f"no libcupti from CUDA 12.8 or later: {tried}; {advice}")
 
     def _loaded(self) -> NativeCupti:
         self.open()

@@ -319,7 +319,10 @@ class SamplerService:
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(HOLDER_S):
                 name = await in_own_thread(lambda: self._holder_of(pci_bus_id))
-        reason = f"GPU {uuid}: {name} is using its counters, and only one process can; stop it, or try again later"
+        reason = (
+            f"GPU {uuid}: {name} is using its counters, which only one process can use at a time; stop that process, "
+            "or try again later"
+        )
         return CounterError(error.code, reason)
 
 

@@ -75,7 +75,8 @@ def _opener(url: str, ca_file: str) -> urllib.request.OpenerDirector:
 def _unreachable(reason: str, secrets: Iterable[str]) -> ReceiverAnswer:
     if tunnel := _TUNNEL.search(reason):
         status = int(tunnel[1])
-        what = "add a user and a password to its URL" if status == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED else ""
+        login = status == http.HTTPStatus.PROXY_AUTHENTICATION_REQUIRED
+        what = "add a user name and password to its URL" if login else ""
         text = (
             f"the proxy in https_proxy answered {status}: {what or 'ask whoever runs it'}, or add the host to no_proxy"
         )

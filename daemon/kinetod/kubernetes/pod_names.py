@@ -141,7 +141,7 @@ class KubeletClient:
             connection = await self._connect()
         except HelperUnreachable as exc:
             raise KubeletError(
-                f"the kubelet cannot be queried because the attach helper provides no connection: {exc}"
+                f"the kubelet cannot be queried because no connection could be made through the attach helper: {exc}"
             ) from exc
         async with passage(connection) as address:
             yield address

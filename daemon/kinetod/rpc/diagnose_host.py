@@ -50,7 +50,7 @@ _BESIDE_THE_KERNEL = ("amdsmi", "sysman")  # the kernel's files describe the sam
 _PRODUCTS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 _ADVICE = {
     ("nvml", LibraryState.ABSENT): f"install the driver's libnvidia-ml.so.1, and {install_advice('nvidia-ml-py')}",
-    ("amdsmi", LibraryState.ABSENT): f"install AMD SMI of ROCm 6 or later, and {install_advice('pyrsmi')}",
+    ("amdsmi", LibraryState.ABSENT): f"install AMD SMI from ROCm 6 or later, and {install_advice('pyrsmi')}",
     ("sysman", LibraryState.ABSENT): "install Intel's Level Zero loader and driver (libze1, intel-level-zero-gpu)",
 }
 _RESTARTS = {

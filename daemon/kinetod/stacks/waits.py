@@ -61,7 +61,7 @@ _FUNCTIONS = _known(
     ("QUEUE", "multiprocessing/queues.py", r"_finalize_join", "waits until an inter-process queue is flushed"),
     ("QUEUE", "queue.py", r"get", "waits for an item from a queue"),
     ("QUEUE", "queue.py", r"put", "waits for room in a queue"),
-    ("QUEUE", "queue.py", r"join", "waits until all items of a queue are processed"),
+    ("QUEUE", "queue.py", r"join", "waits until all items in a queue have been processed"),
     ("THREAD", "concurrent/futures/_base.py", r"result|exception|wait", "waits for the result of a future"),
     ("THREAD", "concurrent/futures/thread.py", r"shutdown|_python_exit", "waits for the threads of a pool to end"),
     ("THREAD", "threading.py", r"join|_wait_for_tstate_lock", "waits for another thread to end"),

@@ -164,7 +164,7 @@ def _used_by_an_agent() -> bool:
 def _unknown_version(version: str, path: str) -> str:
     return (
         "%s is PTI version %s, whose record layouts this agent does not know, so it is not used. "
-        "Known versions: %s. Update kineto-agent and kinetod, or install an intel-pti of a known version"
+        "Known versions: %s. Update kineto-agent and kinetod, or install a known version of intel-pti"
         % (path, version, ", ".join(known for known in KNOWN if version_pair(known) >= _SAFE_FROM))
     )
 

@@ -458,7 +458,7 @@ def faulthandler(subject: Subject) -> Finding:
         detail += ", and a dump while the agent is starting may crash the process (SIGSEGV)"
         advice = f"raise that period to at least {SHORTEST_S:g} s, or call cancel_dump_traceback_later()"
         return _problem(name, AttachCode.UNSUITABLE, detail, advice)
-    return Finding(name, Status.NOTE, f"{detail}; an attach waits until no dump is due within half a second")
+    return Finding(name, Status.NOTE, f"{detail}; attaching waits until the next dump is at least half a second away")
 
 
 def uses_cuda(image: TargetImage) -> bool:

@@ -71,7 +71,7 @@ def test_a_schema_says_which_table_a_type_has() -> None:
         (changed(1, size=20), "records[1].fields['end']: bytes 16 to 24 are outside the record's 20 bytes"),
         (
             changed(1, fields={**KERNEL.fields, "x": ("I", 20)}),
-            "records[1].fields['x']: it overlaps 'end', which ends at byte 24; correct the offset",
+            "records[1].fields['x'] overlaps 'end', which ends at byte 24; correct the offset",
         ),
         (changed(1, fields={**KERNEL.fields, "x": ("L", 56)}), "records[1].fields['x']: there is no code 'L'"),
         (changed(1, fields={**KERNEL.fields, "x": ("999s", 0)}), "records[1].fields['x']: there is no code '999s'"),
@@ -100,8 +100,8 @@ def test_what_is_wrong_is_named(bad: Schema, message: str) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, "the schema is not an object of version 1; update kinetod"),
-        ({**to_json(NPU), "version": 2}, "the schema is not an object of version 1; update kinetod"),
+        (None, "the schema is not a JSON object of version 1; update kinetod"),
+        ({**to_json(NPU), "version": 2}, "the schema is not a JSON object of version 1; update kinetod"),
         ({**to_json(NPU), "color": 1}, "schema is {'name': 'npu'"),
         ({"version": 1, "name": "npu", "types": {}}, "schema.records is missing"),
         ({**to_json(NPU), "name": 3}, "schema.name is 3; expected str"),

@@ -77,7 +77,7 @@ def test_the_layout_of_a_frame_is_fixed() -> None:
         (frame(4, b"{}")[:-1], "the header announces 2 payload bytes, but 1 arrived"),
         (frame(4, b"{}") + b"x", "the header announces 2 payload bytes, but 3 arrived"),
         (frame(99, b"{}"), "unknown message type 99"),
-        (frame(4, b"[]"), "the payload of Describe is not an object"),
+        (frame(4, b"[]"), "the payload of Describe is not a JSON object"),
         (frame(7, b"{}"), "Release.capture_id is missing"),
         (frame(7, b'{"capture_id":5}'), "Release.capture_id has the wrong type: 5"),
         (b"x" * 65537, "a frame of 65537 bytes is over the limit of 65536"),

@@ -93,7 +93,7 @@ def test_every_version_gets_the_calls_in_order_with_the_sizes_that_it_expects(
 def test_a_libcupti_without_a_buffer_that_keeps_the_latest_is_refused(fake: FakePmSampling) -> None:
     fake.play("version=24")
     with pytest.raises(
-        CounterError, match=r"no libcupti of CUDA 12\.8 or later: .*version 24 is older than 26"
+        CounterError, match=r"no libcupti from CUDA 12\.8 or later: .*version 24 is older than 26"
     ) as told:
         fake.backend().open()
     assert told.value.code is CounterCode.UNAVAILABLE

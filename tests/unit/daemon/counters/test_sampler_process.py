@@ -109,7 +109,7 @@ def test_who_comes_second_on_a_host_is_refused_and_does_not_disturb_the_first(
     async def body(client: CounterClient) -> None:
         recording = await record_counters(client, into(tmp_path, GPUS[:1]), OVERVIEW, MS)
         second = CounterClient(fake.child(), answer_s=scaled(30))
-        with pytest.raises(CounterError, match="is using its counters, and only one process can") as told:
+        with pytest.raises(CounterError, match="is using its counters, which only one process can use") as told:
             await second.start(GPUS[0], OVERVIEW, MS)
         assert told.value.code is CounterCode.BUSY
         await second.stop()

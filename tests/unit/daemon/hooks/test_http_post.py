@@ -73,7 +73,8 @@ def test_a_refusal_that_repeats_a_secret_is_cut_behind_it_and_not_within(before:
     [
         (
             b"HTTP/1.1 407 Not as %s\r\n\r\n",
-            "the proxy in https_proxy answered 407: add a user and a password to its URL, or add the host to no_proxy",
+            "the proxy in https_proxy answered 407: add a user name and password to its URL, "
+            "or add the host to no_proxy",
             False,
         ),
         (

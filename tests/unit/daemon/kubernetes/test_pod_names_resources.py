@@ -238,7 +238,9 @@ def test_a_helper_that_gives_no_connection_says_why() -> None:
     async def connect() -> socket.socket:
         raise HelperUnreachable("nobody is connected to the kubelet")
 
-    with pytest.raises(KubeletError, match="the attach helper provides no connection: nobody is connected"):
+    with pytest.raises(
+        KubeletError, match="no connection could be made through the attach helper: nobody is connected"
+    ):
         asyncio.run(KubeletClient(connect=connect).gpus())
 
 

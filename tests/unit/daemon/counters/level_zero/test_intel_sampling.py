@@ -158,7 +158,7 @@ def test_times_of_another_clock_end_the_sampling_instead_of_being_told(sampler: 
             "zetMetricStreamerOpen",
             0x70010001,
             CounterCode.BUSY,
-            "is using its counters, and only one process can",
+            "is using its counters, which only one process can use at a time",
         ),
         ("zetMetricStreamerOpen", 0x7FFFFFFE, CounterCode.FAILED, "gives no reason; if another process"),
         ("zetMetricStreamerOpen", 0x70010000, CounterCode.NOT_PERMITTED, "CAP_PERFMON"),
