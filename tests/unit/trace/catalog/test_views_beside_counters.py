@@ -14,7 +14,7 @@ from kineto_trace.open.raw_target import load_target
 from kineto_trace.spool.counter_samples import CounterHeader, CounterSamples, SampledMetric
 from support.trace_files.h200 import make_spool
 
-ABOUT_COUNTERS = {"gpu_clocks", "roofline", "throttling", "validation"}  # and those that have the word in their name
+ABOUT_COUNTERS = {"gpu_clocks", "roofline", "throttling", "validate"}  # and those that have the word in their name
 
 
 def with_counters(trace: Trace) -> Trace:

@@ -269,7 +269,7 @@ def test_a_million_levels_need_no_recursion() -> None:
 def test_columns_that_make_no_events_are_refused() -> None:
     with pytest.raises(ValueError, match="differ in length"):
         Events(np.zeros(3, np.uint32), np.zeros(2, np.int64))
-    with pytest.raises(ValueError, match="no tree"):
+    with pytest.raises(ValueError, match="form a tree"):
         Events(np.zeros(3, np.uint32), np.zeros(3, np.int64)).nest(0)
 
 

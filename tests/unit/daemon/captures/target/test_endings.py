@@ -28,7 +28,7 @@ CANCELLED_ENDING = Ending(EndState.CANCELLED, "CANCELLED", "cancelled")
 def test_a_trace_over_a_clock_that_was_set_is_partial(set_by_ns: int, how: str) -> None:
     ending = after_clock(DONE, set_by_ns)
     assert (ending.outcome, ending.code) == (EndState.PARTIAL, VerdictReason.CLOCK_SET)
-    assert ending.reason.startswith(f"this host's clock was set {how} during the capture; ")
+    assert ending.reason.startswith(f"this host's clock was set {how} during the capture, ")
 
 
 @pytest.mark.parametrize("set_by_ns", [0, 200_000_000, -200_000_000])

@@ -40,7 +40,7 @@ def test_amds_grids_count_what_their_call_counts(call: str, grid: list[int], blo
     assert [row["blocks_per_sm"] for row in found.rows()] == [blocks]
     assert [row["occupancy_pct"] for row in found.rows()] == [None]
     (note,) = found.notes
-    assert ("registers" in note) if blocks else ("compute unit" in note)
+    assert ("register counts" in note) if blocks else ("compute unit" in note)
 
 
 def test_float32_on_matrix_cores_of_amd_is_float32() -> None:

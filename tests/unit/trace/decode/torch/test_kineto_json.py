@@ -348,4 +348,4 @@ def test_a_row_that_is_nested_too_deeply_loses_its_arguments_alone() -> None:
     deep = row("cpu_op", "deep", "2.000", "1.000", f'"x": {"[" * 100_000}{"]" * 100_000}')
     found, strings = decode(document(row("cpu_op", "plain", "1.000", "1.000", OP_ARGS), deep))
     assert sorted(strings[number] for number in found.tables["cpu_op"]["name"].tolist()) == ["deep", "plain"]
-    assert [warning for warning in found.warnings if "1 ops have no arguments" in warning]
+    assert [warning for warning in found.warnings if "1 op has no arguments" in warning]
