@@ -176,7 +176,7 @@ def test_notes_are_not_said_with_quiet(trace: Trace) -> None:
         ("/etc/no/such.conf", "--kineto-config: expected KEY=VALUE,… or a file, got '/etc/no/such.conf': No such file"),
         ("ACTIVITIES_LOG_FILE=/tmp/", "--kineto-config: ACTIVITIES_LOG_FILE: expected a file path, got '/tmp/'"),
         ("ACTIVITIES_ENABLED=no", "--kineto-config: ACTIVITIES_ENABLED: tracing is switched off"),
-        ("PROFILE_START_TIME=1000", "--kineto-config: PROFILE_START_TIME: is "),
+        ("PROFILE_START_TIME=1000", "--kineto-config: PROFILE_START_TIME: this is "),
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_code_2_and_asks_nothing(trace: Trace, text: str, message: str) -> None:
