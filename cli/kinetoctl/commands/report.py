@@ -15,12 +15,12 @@ from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
 from kinetoctl.base.view_settings import options_of, parse_setting, type_text
-from kinetoctl.commands.report_runs import side_by_side, without_rank
 from kinetoctl.errors import UsageProblem, trace_errors, write_errors
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.trace_arguments import all_snapshots, found_traces, memory_bound, snapshot_paths, traces_argument
 from kinetoctl.output import units
 from kinetoctl.output.console import emit, print_table, say, say_text
+from kinetoctl.output.run_tables import side_by_side, without_rank
 from kinetoctl.output.units import headings
 
 if TYPE_CHECKING:
