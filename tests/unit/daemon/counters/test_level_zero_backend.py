@@ -270,7 +270,7 @@ def test_what_another_group_has_is_left_out_with_its_name_and_what_none_has_with
 
 
 def test_a_set_of_which_there_is_nothing_is_refused() -> None:
-    with pytest.raises(CounterError, match="Arc has no metric of the set interconnect; name individual metrics") as told:
+    with pytest.raises(CounterError, match="Arc has no metric of the set interconnect; name individual") as told:
         planned_set("Arc", ARC_B, "interconnect")
     assert told.value.code is CounterCode.INVALID_METRIC
 
