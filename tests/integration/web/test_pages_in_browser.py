@@ -225,7 +225,7 @@ def test_the_whole_answer_is_there_without_scrolling(
 ) -> None:
     screen: dict[str, Any] = {"viewport": {"width": size[0], "height": size[1]}, "color_scheme": scheme}
     tab = entered(new_tab, server, **screen)
-    for path, answer in ((f"/c/{ids[2]}", ".verdict"), (f"/c/{ids[1]}", ".verdict")):
+    for path, answer in (("/", "td.path"), (f"/c/{ids[2]}", ".verdict"), (f"/c/{ids[1]}", ".verdict")):
         server.shown(path)
         tab.go(server.own + path)
         assert cut_off(tab, answer) == [], path
