@@ -14,7 +14,6 @@ import select
 import shlex
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from kineto_protos import unix_peer
 from kineto_trace.base.own_processes import python, tied_python
 
 from kinetoctl.base.common_options import CommonOptions
@@ -192,11 +192,9 @@ def has_only_our_rights(client: Client) -> bool:
         connection.settimeout(_CONNECT_LIMIT_S)
         try:
             connection.connect(client.address.removeprefix(_UNIX))
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            return unix_peer.credentials(connection)[1] == os.geteuid()
         except OSError:
             return False
-    _pid, uid, _gid = struct.unpack("3i", peer)
-    return bool(uid == os.geteuid())
 
 
 def command_of_root() -> str:
