@@ -41,7 +41,7 @@ def _origin() -> str | None:
 
 
 def reinstall_advice(
-    *, prefix: Path = Path(sys.prefix), python: str = sys.executable, origin: Callable[[], str | None] = _origin
+    *, prefix: Path = Path(sys.prefix), origin: Callable[[], str | None] = _origin, python: str = sys.executable
 ) -> str:
     """Returns how to install kinetod again, with all of its parts. origin: returns `direct_url.json`, or None."""
     if (prefix / _OF_OUR_BUILDS).is_file():

@@ -51,6 +51,7 @@ HARDWARE_BUSY = 26
 NOT_SUPPORTED = 27
 INSUFFICIENT_PRIVILEGES = 35
 VIRTUAL_INSUFFICIENT_PRIVILEGES = 40
+UNKNOWN_CHIP = 46
 UNKNOWN = 999
 UNAVAILABLE = {
     15: "CUPTI cannot find libnvperf_host.so and libnvperf_target.so; reinstall its package, which contains them",
@@ -62,7 +63,7 @@ UNAVAILABLE = {
     43: "MIG is on: counters of units that instances share would be wrong",
     44: "SLI is on, so the driver provides no counters",
     45: "the Windows Subsystem for Linux provides no counters",
-    46: f"this libcupti does not support the chip; for a newer one, {install_advice('-U nvidia-cuda-cupti')}",
+    UNKNOWN_CHIP: "this libcupti does not support the chip",
 }
 _CUDA_NO_DEVICE = 100
 _OLD_CHIPS = ("GV", "TU")
@@ -519,8 +520,13 @@ def translated(failure: NativeFailure, gpu: str = "", proc: Path = Path("/proc")
             CounterCode.INVALID_METRIC, f"{of}it has no such metric; `kinetoctl counters list --metrics` lists all"
         )
     if failure.result in UNAVAILABLE:
-        return CounterError(CounterCode.UNAVAILABLE, f"{of}{UNAVAILABLE[failure.result]}")
+        return CounterError(CounterCode.UNAVAILABLE, f"{of}{_unavailable(failure.result)}")
     return CounterError(CounterCode.FAILED, f"{of}{failure}")
+
+
+def _unavailable(result: int) -> str:
+    newer = f"; for a newer one, {install_advice('-U nvidia-cuda-cupti')}" if result == UNKNOWN_CHIP else ""
+    return UNAVAILABLE[result] + newer
 
 
 def rights_problem(proc: Path = Path("/proc")) -> str:
@@ -538,7 +544,7 @@ def problem_of_gpu(gpu: SampledGpu, proc: Path = Path("/proc")) -> tuple[Counter
     if " MIG " in f" {gpu.name} ":
         return CounterCode.UNAVAILABLE, UNAVAILABLE[43]
     if not gpu.chip:
-        return CounterCode.UNAVAILABLE, UNAVAILABLE[46]
+        return CounterCode.UNAVAILABLE, _unavailable(UNKNOWN_CHIP)
     if gpu.chip.startswith(_OLD_CHIPS) or gpu.architecture == UNSUPPORTED:
         return CounterCode.UNAVAILABLE, f"{gpu.chip} is too old: continuous sampling needs Ampere or later"
     for level, result in (

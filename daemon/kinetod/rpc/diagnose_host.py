@@ -48,10 +48,11 @@ _AGENT_STATES = {
 VENDORS = {"nvml": ("nvidia",), "amdsmi": ("amd",), "sysman": ("intel",), "drm": ("amd", "intel")}
 _BESIDE_THE_KERNEL = ("amdsmi", "sysman")  # the kernel's files describe the same GPUs
 _PRODUCTS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
-_ADVICE = {
-    ("nvml", LibraryState.ABSENT): f"install the driver's libnvidia-ml.so.1, and {install_advice('nvidia-ml-py')}",
-    ("amdsmi", LibraryState.ABSENT): f"install AMD SMI from ROCm 6 or later, and {install_advice('pyrsmi')}",
-    ("sysman", LibraryState.ABSENT): "install Intel's Level Zero loader and driver (libze1, intel-level-zero-gpu)",
+# Advice, and the package from PyPI that is needed, too, if any.
+_ADVICE: Mapping[tuple[str, LibraryState], tuple[str, ...]] = {
+    ("nvml", LibraryState.ABSENT): ("install the driver's libnvidia-ml.so.1", "nvidia-ml-py"),
+    ("amdsmi", LibraryState.ABSENT): ("install AMD SMI from ROCm 6 or later", "pyrsmi"),
+    ("sysman", LibraryState.ABSENT): ("install Intel's Level Zero loader and driver (libze1, intel-level-zero-gpu)",),
 }
 _RESTARTS = {
     "nvml": "check whether `nvidia-smi` works; the driver may have to be reloaded",
@@ -60,11 +61,10 @@ _RESTARTS = {
     "drm": "check whether /sys/class/drm can be read; the driver may have to be reloaded",
 }
 _ACTIVITY = "gpu_activity"
-_ACTIVITY_ADVICE = {
-    OFF: "",
-    IN_MIG_MODE: "use dcgm-exporter, which has these values for each GPU instance",
-    NOT_ALLOWED: "run kinetod as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
-    OLD_DRIVER: f"install a driver of branch 535 or later, and {install_advice('-U nvidia-ml-py')}",
+_ACTIVITY_ADVICE: Mapping[str, tuple[str, ...]] = {
+    IN_MIG_MODE: ("use dcgm-exporter, which has these values for each GPU instance",),
+    NOT_ALLOWED: ("run kinetod as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",),
+    OLD_DRIVER: ("install a driver of branch 535 or later", "-U nvidia-ml-py"),
 }
 
 
@@ -290,11 +290,15 @@ def _of_library(library: VendorLibrary, snapshot: Snapshot, present: Mapping[str
         )
     if not any(present.get(vendor) for vendor in vendors):
         return Finding(name, Status.OK, f"no {products} GPU on this host", "")
-    advice = _ADVICE.get((library.name, library.state)) or _RESTARTS.get(library.name, "")
+    advice = _advised(*_ADVICE.get((library.name, library.state), (_RESTARTS.get(library.name, ""),)))
     if library.name in _BESIDE_THE_KERNEL and any(gpu.vendor in vendors for gpu in snapshot.gpus):
         detail = f"GPUs are measured only through the kernel's files, which provide less: {library.detail}"
         return Finding(name, Status.NOTE, detail, advice)
     return Finding(name, Status.NOTE, f"GPUs cannot be measured: {library.detail}", advice)
+
+
+def _advised(text: str, package: str = "") -> str:
+    return f"{text}, and {install_advice(package)}" if package else text
 
 
 def _lost(snapshot: Snapshot) -> Iterator[Finding]:
@@ -319,7 +323,7 @@ def _activity_of(gpu: GpuState) -> tuple[Status, str, str]:
     if gpu.activity is None:
         status = Status.OK if gpu.activity_note == OFF else Status.NOTE
         detail = f"GPU unit activity is not measured ({gpu.activity_note})"
-        return status, detail, _ACTIVITY_ADVICE.get(gpu.activity_note, "")
+        return status, detail, _advised(*_ACTIVITY_ADVICE.get(gpu.activity_note, ("",)))
     missing = [name for name in NAMES if gpu.activity.seconds and name not in gpu.activity.totals]
     without = f", except {', '.join(missing)}" if missing else ""
     return Status.OK, f"GPU unit activity is measured{without}", ""
