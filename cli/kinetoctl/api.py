@@ -30,7 +30,7 @@ from typing import Any, Self
 from kineto_protos.call_values import ANY_RANK
 from kineto_protos.endpoints import rpc_address
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.base.quantities import shortened
+from kineto_trace.base.quantities import more, shortened
 from kineto_trace.base.visible_text import one_line
 
 from kinetoctl.client import enum_names
@@ -143,9 +143,9 @@ class CaptureResult:
             for p in first
         ]
         left = len(self.processes) - len(first)
-        more = [f"and {left:,} more process{'' if left == 1 else 'es'}"] if left else []
+        rest = [f"and {more(left, 'process', 'processes')}"] if left else []
         table = html.table(("rank", "host", "pid", "verdict", "code", "reason"), rows)
-        return str(html.title(f"Capture {self._verdicts()}") + table + html.notes([*more, *self._remarks(SHOWN_ROWS)]))
+        return str(html.title(f"Capture {self._verdicts()}") + table + html.notes([*rest, *self._remarks(SHOWN_ROWS)]))
 
     def _verdicts(self) -> str:
         counts = Counter(process.verdict.replace("UNSPECIFIED", "without a verdict") for process in self.processes)
@@ -158,7 +158,7 @@ class CaptureResult:
         found += [f"missing ranks: {shown(missing)}"] if missing else []
         found += [f"warning: {shown(text)}" for text in self.warnings]
         left = len(found) - most
-        return found[:most] + ([f"and {left:,} more remark{'' if left == 1 else 's'}"] if left > 0 else [])
+        return found[:most] + ([f"and {more(left, 'remark')}"] if left > 0 else [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +212,8 @@ class StackResult:
 
         lines = self.text.splitlines()
         left = len(lines) - SHOWN_LINES
-        more = [f"and {left:,} more line{'' if left == 1 else 's'}"] if left > 0 else []
-        return str(html.lines(lines[:SHOWN_LINES]) + html.notes(more))
+        rest = [f"and {more(left, 'line')}"] if left > 0 else []
+        return str(html.lines(lines[:SHOWN_LINES]) + html.notes(rest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

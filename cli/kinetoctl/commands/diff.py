@@ -10,7 +10,7 @@ from xml.etree import ElementTree as Xml
 
 import click
 from kineto_protos.options import Parsed
-from kineto_trace.base.quantities import shortened, shortened_apart
+from kineto_trace.base.quantities import more, shortened, shortened_apart
 from kineto_trace.base.visible_text import one_line
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
@@ -343,9 +343,7 @@ def _checks(options: DiffOptions, results: Mapping[str, "Result"]) -> dict[str, 
 
 def _truncation(results: Mapping[str, "Result"]) -> str:
     """The first note on a truncated trace; "" if there is none."""
-    from kineto_trace.model.trace import TRUNCATED
-
-    return next((note for result in results.values() for note in result.notes if TRUNCATED in note), "")
+    return next(filter(None, (result.truncation for result in results.values())), "")
 
 
 def _with_checks(
@@ -449,7 +447,7 @@ def markdown(results: Mapping[str, "Result"], checks: Mapping[str, Sequence["Che
             times = [human(row[key], "us") for key in ("baseline_us", "other_us", "delta_us")]
             lines.append(f"| {_code(name_shown)} | {row['time']} | {row['verdict']} | {' | '.join(times)}{share} |")
         rest = len(result) - len(rows[:MARKDOWN_ROWS])
-        lines += ["", f"{rest:,} more row{'s' if rest > 1 else ''}."] if rest else []
+        lines += ["", f"{more(rest, 'row')}."] if rest else []
         lines += [f"- {_plain(note)}" for note in ("", *result.notes) if note]
     return "\n".join(lines) + "\n"
 

@@ -290,11 +290,8 @@ def _show_snapshots(options: ReportOptions, settings: CommonOptions) -> None:
 
 def _exit_code(results: "Iterable[Result]") -> ExitCode:
     """PARTIAL if a view failed, a rank is missing in it, or a file ended too early."""
-    from kineto_trace.model.trace import TRUNCATED
-
     partial = any(
-        result.failure or any(MISSING_RANK.match(note) or TRUNCATED in note for note in result.notes)
-        for result in results
+        result.failure or result.truncation or any(map(MISSING_RANK.match, result.notes)) for result in results
     )
     return ExitCode.PARTIAL if partial else ExitCode.DONE
 

@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import click
-from kineto_trace.base.quantities import shortened_apart
+from kineto_trace.base.quantities import more, shortened_apart
 from kineto_trace.base.source_places import place_parts, short_place
 from kineto_trace.base.visible_text import one_line, visible
 from kineto_trace.view_api.cell_texts import PLACES, VERDICT, gain, percent, view_title
@@ -53,15 +53,8 @@ PIPE_TEXT_WIDTH = 120
 SHORTEST_TEXT, LEAST_TEXT = 36, 8  # of columns that are added, and of those that are left
 GAP = 2  # between columns
 PROSE = ("advice", "evidence")  # columns that hold sentences
-SAVING = {
-    "finding",
-    "title",
-    "saving_us",
-    "saving_pct",
-    "saving_per_step_us",
-    "uncertainty_pct",
-    "guess",
-}  # of findings
+# Columns of findings that one line says.
+SAVING = {"finding", "title", "saving_us", "saving_pct", "saving_per_step_us", "uncertainty_pct", "guess"}
 MEANING, ANSWERS = "MEANING", ("WHAT", "FUNCTION", "FILE", "LINE", "CAUSE")  # titles of columns
 HIDDEN = ("unit", "finding")  # beside these: of other columns' figures, and a short form of the title
 LIST_COLUMNS = 11  # a single row with more than these is a list
@@ -212,7 +205,7 @@ def print_result(result: "Result", settings: CommonOptions, *, limit: int = 0) -
     else:
         _print_columns(_columns(result, count), settings)
     if (left := len(result) - count) > 0:
-        say(f"… {left:,} more row{'s' if left > 1 else ''} (--limit 0 shows all)")
+        say(f"… {more(left, 'row')} (--limit 0 shows all)")
     for note in result.notes:
         _print_note(f"note: {note}")
 
@@ -289,9 +282,7 @@ def _in_lines(value: str | Sequence[str], name: str, width: int) -> list[str]:
 
 
 def _print_bars(result: "Result | None", settings: CommonOptions) -> None:
-    from kineto_trace.model.trace import TRUNCATED
-
-    if result is None or any(TRUNCATED in note for note in result.notes):  # whose shares are not certain
+    if result is None or result.truncation:  # whose shares are not certain
         return
     console = stdout_console(color=settings.color)
     width = console.width if sys.stdout.isatty() else PIPE_BAR

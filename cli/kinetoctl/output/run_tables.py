@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kineto_trace.base.quantities import more
+
 if TYPE_CHECKING:
     from kineto_trace.open.trace_discovery import Source
     from kineto_trace.view_api.result import Result
@@ -46,10 +48,7 @@ def _with_run(results: Mapping[str, "Result"], note: str, limit: int) -> "Result
         table=pa.concat_tables(tables),
         notes=(
             note,
-            *(
-                f"{run}: {rows:,} more row{'s' if rows > 1 else ''} of {first.view} (--limit 0 shows all)"
-                for run, rows in left.items()
-            ),
+            *(f"{run}: {more(rows, 'row')} of {first.view} (--limit 0 shows all)" for run, rows in left.items()),
             *(f"{run}: {each}" for run, result in parts.items() for each in result.notes),
         ),
         failure="; ".join(f"{run}: {result.failure}" for run, result in parts.items() if result.failure),

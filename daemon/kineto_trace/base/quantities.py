@@ -110,6 +110,11 @@ def times(count: int, one: str, several: str = "") -> str:
     return f"{count} {one if count == 1 else several or one + 's'}"
 
 
+def more(count: int, one: str, several: str = "") -> str:
+    """Returns how many are left out: `1,200 more rows`."""
+    return f"{count:,} more {one if count == 1 else several or one + 's'}"
+
+
 def format_ranges(numbers: Sequence[int]) -> str:
     """Formats ascending numbers such as 0, 1, 2, 3, 7 as 0-3, 7."""
     found: list[list[int]] = []

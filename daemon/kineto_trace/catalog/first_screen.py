@@ -28,7 +28,6 @@ from kineto_trace.base.quantities import format_duration, format_ranges, times
 from kineto_trace.base.source_places import place_parts
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.catalog.view_runner import Request, run_views, sources_of
-from kineto_trace.model.trace import TRUNCATED
 from kineto_trace.open.trace_source import WEAK, Source
 from kineto_trace.view_api.cell_texts import ON_RANKS, VERDICT, percent, saving
 from kineto_trace.view_api.result import Result, columns, make_result
@@ -200,8 +199,7 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     findings: those of the trace or job, the most important one first.
     time: view time_causes, or rank_time_causes of several traces; None if it has no rows.
     """
-    cut = next((note for note in findings.notes if TRUNCATED in note), None)
-    if cut is not None:
+    if cut := findings.truncation:
         return (
             f"{cut[:1].upper()}{cut[1:]}. Entire kinds of activity may be missing, so the shares of the time are "
             "unreliable: copy the file again, or record a new trace."
@@ -229,7 +227,7 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
 
 def top_cause(findings: Result, time: Result | None, *, traces: int) -> str:
     """Returns the cause that the verdict names; "" if it names none. The arguments are those of verdict()."""
-    if any(TRUNCATED in note for note in findings.notes):
+    if findings.truncation:
         return ""
     rows, causes = findings.rows(), [] if time is None else time.rows()
     best = _standing(rows)[:1] or [row for row in rows if _is_sure(row)][:1]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kineto_trace.base import visible_text as html
-from kineto_trace.base.quantities import shortened, times
+from kineto_trace.base.quantities import more, shortened, times
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.view_api.cell_texts import cells, headings, unit
 from kineto_trace.view_api.result_data import ARROW_TYPES, ResultColumn, ResultData, Type, columns, needed
@@ -144,7 +144,7 @@ def result_text(result: ResultData) -> str:
     head = f"<Result {_line(result.view)}: {size}{notes}{failure}>"
     lines = _text_table(result) if len(result) else []
     left = len(result) - TEXT_ROWS
-    return "\n".join([head, *lines, *([f"… {left:,} more row{'s' if left > 1 else ''}"] if left > 0 else [])])
+    return "\n".join([head, *lines, *([f"… {more(left, 'row')}"] if left > 0 else [])])
 
 
 def result_html(result: ResultData) -> str:
@@ -189,13 +189,12 @@ def _cells(result: ResultData, columns: Sequence[ResultColumn], rows: int, most:
 
 def _remarks(result: ResultData, shown: Sequence[ResultColumn]) -> list[str]:
     left, empty = len(result) - HTML_ROWS, len(result.columns) - len(shown)
-    rows = f"… {left:,} more row{'s' if left > 1 else ''}"
-    found = [f"{rows}: use to_pandas(), rows() or table to get them all"] if left > 0 else []
+    found = [f"… {more(left, 'row')}: use to_pandas(), rows() or table to get them all"] if left > 0 else []
     found += [f"{times(empty, 'column')} without a value {'is' if empty == 1 else 'are'} left out"] if empty else []
     found += [_line(result.failure)] if result.failure else []
     found += [f"note: {_line(note)}" for note in result.notes[:MAX_NOTES]]
-    more = len(result.notes) - MAX_NOTES
-    return [*found, *([f"and {times(more, 'more note')}"] if more > 0 else [])]
+    unsaid = len(result.notes) - MAX_NOTES
+    return [*found, *([f"and {more(unsaid, 'note')}"] if unsaid > 0 else [])]
 
 
 def _text_table(result: ResultData) -> list[str]:

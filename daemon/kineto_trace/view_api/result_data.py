@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from kineto_trace.base.install_advice import install_advice
 from kineto_trace.errors import TraceError
+from kineto_trace.model.trace import TRUNCATED
 from kineto_trace.view_api.result_columns import ResultColumn, Type, columns
 
 __all__ = ["ARROW_TYPES", "ResultColumn", "ResultData", "Type", "columns"]
@@ -38,6 +39,11 @@ class ResultData:
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    @property
+    def truncation(self) -> str:
+        """The note on a truncated trace; "" if none is truncated."""
+        return next((note for note in self.notes if TRUNCATED in note), "")
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns one dictionary per row."""

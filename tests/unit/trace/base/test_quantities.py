@@ -15,6 +15,7 @@ from kineto_trace.base.quantities import (
     held_to_free_memory,
     lasted,
     memory_errors,
+    more,
     parse_duration_ns,
     parse_size_bytes,
     shortened,
@@ -26,6 +27,14 @@ KERNEL = (
     "binary_internal::{0}<float> >, std::array<char*, 3ul> >(int, at::native::BinaryFunctor<float, float, float, "
     "at::native::binary_internal::{0}<float> >, std::array<char*, 3ul>)"
 )
+
+
+def test_what_is_left_out_is_counted_with_its_noun() -> None:
+    assert [more(1, "row"), more(1200, "row"), more(2, "process", "processes")] == [
+        "1 more row",
+        "1,200 more rows",
+        "2 more processes",
+    ]
 
 
 def test_names_that_are_listed_together_keep_the_parts_in_which_they_differ() -> None:
