@@ -61,7 +61,7 @@ class FakeProfiler:
     processes: list[pb.Process] | Abort = field(default_factory=list)
     created: pb.Capture | Abort = field(default_factory=pb.Capture)
     stored: pb.Capture | Abort = field(default_factory=pb.Capture)
-    answered: bool = True  # whether it is known where the time of `stored` went, if only that nothing tells it
+    answered: bool = True  # whether `stored` has an answer, perhaps an empty one
     pages: list[pb.ListCapturesResponse] = field(default_factory=list)  # one per call, the last one repeats
     cancelled: pb.Capture | Abort = field(default_factory=pb.Capture)
     host: pb.Host | Abort = field(default_factory=pb.Host)
