@@ -121,7 +121,9 @@ def ranks(text: str) -> list[int]:
 
 def listed(text: str) -> list[tuple[str, str]]:
     """Id and host of each capture of the list."""
-    return re.findall(r'<a href="/c/([\w-]+)">[\w-]+</a></td><td title="([^"]*)">', text)
+    return re.findall(
+        r'<a href="/c/([\w-]+)">[\w-]+</a></td><td class="prose cause"[^>]*>[^<]*</td><td title="([^"]*)">', text
+    )
 
 
 def test_the_list_has_the_captures_of_all_hosts_newest_first(fleet: Fleet) -> None:

@@ -139,7 +139,7 @@ def test_memory_that_cannot_be_had_is_a_source_error(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "ftruncate", refuse)
     before = open_descriptors()
-    with pytest.raises(SourceError, match="cannot make 274432 bytes of shared memory") as caught:
+    with pytest.raises(SourceError, match="cannot allocate 274432 bytes of shared memory") as caught:
         ArenaWriter("test", 4 * BUFFER_BYTES, 4096)
     assert caught.value.reason_code == "NO_SHARED_MEMORY"
     assert open_descriptors() <= before  # what an earlier test has left may have gone
