@@ -153,6 +153,24 @@ __attribute__((noinline)) static void begin(void) {
     fake_wait_ms(&fake.enter_delay_ms);
 }
 
+static int64_t own_time_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+/* Whether no thread launches while this one runs for so long. Time without a processor says nothing. */
+static bool is_quiet(unsigned (*launched)(void)) {
+    static const int64_t LONG_ENOUGH_NS = 200000;
+    const unsigned before = launched();
+    for (const int64_t begin = own_time_ns(); own_time_ns() - begin < LONG_ENOUGH_NS;) {
+        if (launched() != before) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* As for a lock of the driver, which threads that launch without a pause leave to nobody else. */
 static void wait_for_launches(void) {
     unsigned (*launched)(void) = NULL;
@@ -160,12 +178,8 @@ static void wait_for_launches(void) {
     if (driver != NULL) {
         *(void **)&launched = dlsym(driver, "fake_driver_launched");
     }
-    while (launched != NULL && __atomic_load_n(&fake.starved, __ATOMIC_RELAXED) != 0) {
-        const unsigned before = launched();
-        usleep(2000);
-        if (launched() == before) {
-            return;
-        }
+    while (launched != NULL && __atomic_load_n(&fake.starved, __ATOMIC_RELAXED) != 0 && !is_quiet(launched)) {
+        usleep(500);
     }
 }
 
