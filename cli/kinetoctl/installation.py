@@ -506,9 +506,7 @@ def check_programs(host: Host, programs: Path) -> None:
     for name in (*PROGRAMS, *(() if host.is_image else (INTERPRETER,))):
         path = host.at(programs / name)
         if not path.is_file() or not os.access(path, os.X_OK):
-            raise NotInstalled(
-                f"there is no program {programs / name}; use --programs to say where kinetod is installed"
-            )
+            raise NotInstalled(f"program {programs / name} not found; use --programs to say where kinetod is installed")
     if host.is_image:
         return
     for name in (*PROGRAMS, INTERPRETER):

@@ -79,11 +79,11 @@ def problem_of(event: StartRequested) -> Optional[Refusal]:
     if (request.duration_ns is None) == (request.iterations is None):
         return Refusal("INVALID_REQUEST", "a capture needs either a duration or a number of iterations")
     if request.duration_ns is not None and request.duration_ns <= 0:
-        return Refusal("INVALID_REQUEST", "duration_ns is %d: it must be above 0" % request.duration_ns)
+        return Refusal("INVALID_REQUEST", "duration_ns is %d: it must be greater than 0" % request.duration_ns)
     if request.iterations is not None and request.iterations <= 0:
-        return Refusal("INVALID_REQUEST", "iterations is %d: it must be above 0" % request.iterations)
+        return Refusal("INVALID_REQUEST", "iterations is %d: it must be greater than 0" % request.iterations)
     if request.or_duration_ns is not None and request.or_duration_ns <= 0:
-        return Refusal("INVALID_REQUEST", "or_duration_ns is %d: it must be above 0" % request.or_duration_ns)
+        return Refusal("INVALID_REQUEST", "or_duration_ns is %d: it must be greater than 0" % request.or_duration_ns)
     for name in ("warmup_ns", "warmup_iterations", "iteration_roundup", "start_time_ns", "start_iteration"):
         value = getattr(request, name)
         if value is not None and value < 0:

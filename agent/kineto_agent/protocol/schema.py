@@ -341,7 +341,7 @@ def _type_problems(schema: Schema, name: str, activity: Activity) -> Iterator[st
             ", ".join(TYPES_OF_KINETO), schema.name,
         )  # fmt: skip
     if kineto is None and name.endswith(("_runtime", "_driver")):
-        yield ": readers would mistake it for Kineto's own calls; call it %s_runtime or %s_driver, or rename it" % (
+        yield ": readers would mistake it for Kineto's own calls; call it %s_runtime or %s_driver, or another name" % (
             schema.name, schema.name,
         )  # fmt: skip
     if kineto is not None and activity.track:

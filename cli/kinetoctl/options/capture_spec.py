@@ -490,7 +490,7 @@ def _with_files(
         raise click.UsageError(f"--kineto-config: {where}: {exc}") from exc
     directory = log_file.directory
     if options.output_dir is not None and options.output_dir.absolute() != directory.absolute():
-        notes.append(f"{where}: its folder has no effect: --output-dir takes precedence")
+        notes.append(f"{where}: the folder given here is ignored: --output-dir takes precedence")
         directory = options.output_dir
     if options.formats and log_file.format not in options.formats:
         notes.append(f"{where}: its suffix has no effect: --format takes precedence")

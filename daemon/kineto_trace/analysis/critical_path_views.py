@@ -247,8 +247,8 @@ def _rows(context: Context, found: FoundPath) -> dict[str, Any]:
             "innermost operator: the event itself, the one around the call, or the one that launched the activity",
         ),
         ("thread", "int", "", "system thread id; missing on the GPU"),
-        ("device", "int", "", "GPU; missing on the host"),
-        ("stream", "int", "", "CUDA stream; missing on the host"),
+        ("device", "int", "", "GPU; empty for host activities"),
+        ("stream", "int", "", "CUDA stream; empty for host activities"),
         ("inferred", "bool", "", "whether this dependency was inferred from times, because no record shows it"),
     ),
 )

@@ -129,7 +129,7 @@ _OPERATORS = tuple(KINDS.index(kind) for kind in ("cpu_op", "user_annotation"))
             "iteration",
             "int",
             "",
-            "number of the step in which it began (GPU work: in which it was launched); missing outside steps",
+            "number of the step during which it began (GPU work: in which it was launched); missing outside steps",
         ),
         ("start_ns", "int", "ns", "Unix time"),
         ("time_us", "float", "us", "start, relative to the beginning of the trace"),

@@ -362,7 +362,7 @@ def length_columns(found: Queues) -> Answer:
 @view(
     "queue_length_summary",
     _STREAM
-    + statistics_columns("", "queue lengths, one per change")
+    + statistics_columns("", "queue lengths after each change")
     + columns(("time_mean", "float", "", "mean weighted by time, from the first to the last change")),
     nothing=NO_LAUNCHES,
 )

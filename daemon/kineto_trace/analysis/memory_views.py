@@ -49,16 +49,16 @@ class Owners(NamedTuple):
             "bytes",
             "allocated minus released bytes while it ran, including nested operators",
         ),
-        ("self_size_increase_bytes", "int", "bytes", "the same without nested operators"),
+        ("self_size_increase_bytes", "int", "bytes", "the same, excluding nested operators"),
         ("allocation_count", "int", "", "number of allocations while it ran, including nested operators"),
-        ("self_allocation_count", "int", "", "the same without nested operators"),
+        ("self_allocation_count", "int", "", "the same, excluding nested operators"),
         (
             "allocation_bytes",
             "int",
             "bytes",
             "bytes allocated while it ran, including nested operators; releases do not count",
         ),
-        ("self_allocation_bytes", "int", "bytes", "the same without nested operators"),
+        ("self_allocation_bytes", "int", "bytes", "the same, excluding nested operators"),
     ),
 )
 def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: int | None = None) -> Answer:

@@ -319,7 +319,7 @@ class MixedWriter:
     def _check(self, forms: Sequence[Sequence[Field]]) -> None:
         """Checks the rows, because the native code trusts them."""
         if len(self._form) and int(self._form.max()) >= len(forms):
-            raise IndexError("a row has a form that does not exist")
+            raise IndexError("a row has an unknown form")
         last = np.zeros(len(forms), np.int64)
         np.maximum.at(last, self._form.astype(np.intp), self._row.astype(np.int64))  # other types take ten times longer
         for fields, row in zip(forms, last.tolist(), strict=True):

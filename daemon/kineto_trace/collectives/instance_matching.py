@@ -222,7 +222,7 @@ def _match_whole(reference: Lane, other: Lane, uncertainty_ns: float) -> LaneMat
     ]
     possible = sorted((each for each in judged if each.odd <= MAX_ODD_SHARE), key=lambda each: each.residual)
     if not possible:
-        return "no shift makes their times fit"
+        return "no time offset makes their times consistent"
     best = possible[0]
     following = possible[1].residual if len(possible) > 1 else float("inf")
     rivals = [each for each in possible[1:] if each.residual < CLEARER * max(best.residual, NOISE_NS)]

@@ -52,7 +52,7 @@ from kineto_trace.spool.raw_records import RawSource
 FORMAT = STEP_MARKS_FORMAT
 COMPLETE = "complete"
 INCOMPLETE = f'"{COMPLETE}":false'
-BY_PROGRAM = f"iterations have the program's own numbers ({STEP_NUMBER}); the agent did not count them"
+BY_PROGRAM = f"iteration numbers ({STEP_NUMBER}) come from the program; the agent did not count them"
 _NUMBERED_ARGUMENT = re.compile(rf'"{STEP_NUMBER}":(\d{{1,16}})')
 _NUMBERED_RANGE = re.compile(rf"{STEP_NUMBER} (\d{{1,16}})$")
 _MARK = record_dtype(STEP_MARK_FIELDS)

@@ -107,7 +107,7 @@ _RENAMED = {
     "duration": SqlColumn("duration_ns", pa.int64(), "ns", "how long it took"),
     "name": SqlColumn("name", NAMES, "", "its name"),
     "queued": SqlColumn("queued_ns", pa.uint64(), "ns", "Unix time when it entered the command buffer"),
-    "category": SqlColumn("category", NAMES, "", "the category in the file"),
+    "category": SqlColumn("category", NAMES, "", "category as recorded in the file"),
     "phase": SqlColumn("phase", NAMES, "", "the event's phase in the file: X complete, i instant, s and f flow, …"),
     "inputs": SqlColumn("inputs", NAMES, "", "its inputs as a JSON object with Kineto's members (Input Dims, …)"),
     "lines": SqlColumn(
@@ -164,7 +164,7 @@ OP_ID = SqlColumn("op_id", pa.int64(), "", "id in cpu_op of the operator around 
 LAUNCH = SqlColumn("launch_ns", pa.int64(), "ns", "Unix time at which the call that caused it began")
 DEPTH = SqlColumn("depth", pa.int32(), "", "number of operators around it on its thread")
 PARENT_ID = SqlColumn("parent_id", pa.int64(), "", "id of the innermost operator around it")
-SELF = SqlColumn("self_ns", pa.int64(), "ns", "time in which no operator inside it ran")
+SELF = SqlColumn("self_ns", pa.int64(), "ns", "time during which no operator inside it ran")
 ROW = SqlColumn("row", pa.int64(), "", "row number within its trace; `parent` refers to it")
 
 EVENTS = SqlTable(
@@ -197,7 +197,7 @@ TRACES = SqlTable(
         SqlColumn("host", TEXT, "", "host name"),
         SqlColumn("pid", pa.int64(), "", "process id"),
         SqlColumn("process_name", TEXT, "", "name of the process"),
-        SqlColumn("framework", TEXT, "", "torch's version, if it is known"),
+        SqlColumn("framework", TEXT, "", "torch version, if known"),
         SqlColumn("world_size", pa.int64(), "", "number of ranks in the job"),
         SqlColumn("window_start_ns", pa.int64(), "ns", "Unix time at which the trace begins"),
         SqlColumn("window_end_ns", pa.int64(), "ns", "Unix time at which it ends"),

@@ -153,7 +153,7 @@ class HelperService:
         if isinstance(said, messages.StacksReply) and descriptor is not None:
             with os.fdopen(descriptor, "rb") as file, contextlib.suppress(ValueError):
                 return thread_stacks.decode(os.pread(file.fileno(), thread_stacks.MAX_ANSWER_BYTES, 0))
-            return thread_stacks.only_reason("the attach helper's answer cannot be decoded")
+            return thread_stacks.only_reason("the attach helper's response cannot be decoded")
         _close(descriptor)
         error = refusal(said, key.pid)
         if error.code is AttachCode.GONE:

@@ -507,7 +507,7 @@ def rights_problem(drivers: Iterable[str], proc: Path = PROC) -> str:
 def _advice(file: str = RESTRICTIONS["i915"]) -> str:
     setting = file.removeprefix("sys/").replace("/", ".")
     return (
-        f"enable the drop-in of kinetod-counters.service that adds CAP_PERFMON, or set sysctl {setting}=0 for everybody"
+        f"enable the drop-in of kinetod-counters.service that adds CAP_PERFMON, or set sysctl {setting}=0 for all users"
     )
 
 

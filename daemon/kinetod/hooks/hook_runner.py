@@ -208,7 +208,7 @@ class HookRunner:
             except TimeoutError:
                 continue
             log.warning(
-                "hook %s of capture %s is not retried because the daemon is stopping", hook.name, ended.capture_id
+                "hook %s of capture %s will not be retried because the daemon is stopping", hook.name, ended.capture_id
             )
             metrics.HOOKS.labels(hook.kind, "dropped").inc()
             return

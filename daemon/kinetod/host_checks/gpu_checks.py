@@ -98,7 +98,7 @@ def _nodes(sys: Path, dev: Path, proc: Path) -> Finding | None:
     if groups:
         detail = f"{times(len(wanted), 'device file')}, which only root and members of {', '.join(groups)} may open"
         return Finding(name, Status.OK, detail)
-    return Finding(name, Status.OK, f"{times(len(wanted), 'device file')}, which everybody may open")
+    return Finding(name, Status.OK, f"{times(len(wanted), 'device file')}, which anyone can open")
 
 
 def _only_for(path: Path) -> str:

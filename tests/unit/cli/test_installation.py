@@ -280,7 +280,7 @@ def test_units_name_the_programs_of_this_installation(image: Path, host: Run) ->
 @pytest.mark.parametrize(
     ("programs", "code", "why"),
     [
-        ("/nowhere", 5, "there is no program /nowhere/kinetod"),
+        ("/nowhere", 5, "program /nowhere/kinetod not found"),
         ("bin", 2, "not an absolute path"),
     ],
 )
@@ -299,7 +299,7 @@ def test_programs_that_others_could_replace_are_refused(image: Path) -> None:
 
 def test_programs_without_their_interpreter_are_refused(image: Path) -> None:
     programs = image / "opt/kinetod/bin"
-    with pytest.raises(NotInstalled, match=f"there is no program {programs}/python3"):
+    with pytest.raises(NotInstalled, match=f"program {programs}/python3 not found"):
         installation.check_programs(Host(), programs)
 
 

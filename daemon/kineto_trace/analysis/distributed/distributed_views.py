@@ -151,7 +151,7 @@ def overlap_columns(partials: Sequence[tuple[int, Any]], average: Callable[[Floa
 @view(
     "distributed_overlap",
     columns(
-        ("step", "text", "", 'number of the step; "all": mean over the steps'),
+        ("step", "text", "", 'step number; "all": mean over the steps'),
         ("rank", "int", "", "rank of the process in its job"),
         ("computation_us", "float", "us", "time in which kernels ran and none of them communicated"),
         ("overlapping_us", "float", "us", "time in which some kernels computed and others communicated"),
@@ -228,7 +228,7 @@ def wait_columns(
 @view(
     "distributed_wait",
     columns(
-        ("step", "text", "", 'number of the step; "all": mean over the steps'),
+        ("step", "text", "", 'step number; "all": mean over the steps'),
         ("rank", "int", "", "rank of the process in its job"),
         ("transfer_us", "float", "us", "communication time in which data moved"),
         ("synchronizing_us", "float", "us", "communication time in which the rank waited for others"),

@@ -447,7 +447,7 @@ def _spread_rows(partials: Sequence[tuple[int, HostSteps]]) -> Answer:
 @view(
     "step_spread",
     columns(
-        ("step", "text", "", 'number of the step; "all": the trace has no steps'),
+        ("step", "text", "", 'step number; "all": the trace has no steps'),
         ("ranks", "int", "", "number of ranks that have the step"),
         ("min_us", "float", "us", "length of the step on the fastest rank"),
         ("median_us", "float", "us", "length of the step on the median rank"),
@@ -515,7 +515,7 @@ def _in_order(names: Sequence[str]) -> list[int]:
     "rank_steps",
     columns(
         ("rank", "int", "", "rank of the process in its job"),
-        ("step", "text", "", 'number of the step; "all": the trace has no steps'),
+        ("step", "text", "", 'step number; "all": the trace has no steps'),
         (
             "start_ns",
             "int",

@@ -453,8 +453,8 @@ def _of_the_host(matched: MatchedCollectives, found: Instances, notes: Sequence[
             "more_work_us",
             "float",
             "us",
-            "how much longer the rank works than the median of the others, on its GPU or its host (the larger one); "
-            "missing for collectives on the host",
+            "how much longer the rank works than the median of the others, on its GPU or its host, whichever is "
+            "larger; missing for host collectives",
         ),
         (
             "host_pace",

@@ -191,7 +191,7 @@ def _with_round_trip(context: Context, part: Detail, trips: Sequence[Callback]) 
 def _told_by(context: Context, part: Detail) -> str:
     """Returns how the time of this part of a cause was determined."""
     if part.frame < 0:
-        return "pauses of at least Python's switch interval between autograd's operators"
+        return "pauses between autograd operators at least as long as Python's switch interval"
     return "stack samples" if context.get(python_frames).samples else "recorded calls"
 
 

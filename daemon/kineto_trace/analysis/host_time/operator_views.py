@@ -99,7 +99,7 @@ class OpTexts:
 @view(
     "operators",
     columns(
-        ("name", "text", "", "operator; with group_by=type, the kind of work that the operators of the row do"),
+        ("name", "text", "", "operator; with group_by=type, the kind of work that the row's operators do"),
         ("input_shape", "text", "", "shapes of its inputs, if recorded; only with group_by=name+shape"),
         ("calls", "int", "", "number of runs"),
         ("device_self_us", "float", "us", "GPU time launched by its own calls, summed"),
@@ -462,7 +462,7 @@ def _preorder(above: Ints, start: Ints) -> Ints:
         ("host_total_us", "float", "us", "host time from start to end"),
         ("host_self_us", "float", "us", "host time minus that of the nodes inside"),
         ("device_total_us", "float", "us", "GPU time launched in it"),
-        ("device_self_us", "float", "us", "GPU time launched in it but not in the nodes inside"),
+        ("device_self_us", "float", "us", "GPU time launched by this node itself, excluding its children"),
     ),
 )
 def call_tree(context: Context, *, python: bool = False, max_depth: int = 0) -> Answer:

@@ -85,7 +85,7 @@ SamplesBy = Literal["function", "line"]
 @view(
     "step_phases",
     columns(
-        ("step", "text", "", 'number of the step; "average": the mean of all; "all": the trace has no steps'),
+        ("step", "text", "", 'step number; "average": mean of all steps; "all": the trace has no steps'),
         ("start_ns", "int", "ns", "start of the step, Unix time"),
         ("total_us", "float", "us", "length of the step on the host"),
         *((f"{name}_us", "float", "us", f"time: {_MEANINGS[name]}") for name in (*STEP_PHASES, OTHER)),
@@ -295,7 +295,7 @@ def _closed(found: Union, borders: Ints) -> Union:
             "",
             "samples in which it was the innermost frame and its thread slept or waited",
         ),
-        ("gil_holder", "text", "", "thread that held the GIL in most of the samples that waited for the GIL"),
+        ("gil_holder", "text", "", "thread that most often held the GIL while the sampled thread waited for it"),
         (
             "idle_for",
             "text",

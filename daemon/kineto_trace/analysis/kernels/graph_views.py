@@ -86,7 +86,7 @@ def graph_launches(context: Context) -> GraphLaunches:
         ("span_us", "float", "us", "mean time from the start of its first activity to the end of its last"),
         ("total_us", "float", "us", "sum of the durations of its work over all launches"),
         ("share_pct", "float", "%", "share of the total duration of all GPU activities"),
-        ("top_kernel", "text", "", "name of the kernel with the most time"),
+        ("top_kernel", "text", "", "name of the kernel that took the most time"),
         ("operators", "text", "", "whether the operators of its kernels are known from its capture, and if not, why"),
         ("operators_pct", "float", "%", "share of its GPU time whose operators are known from its capture"),
     ),
@@ -197,7 +197,7 @@ def _top_kernels(context: Context, nodes: Ints, row: Ints, took: Ints, count: in
         ("gpu_us", "float", "us", "sum of the durations of its work per launch"),
         ("total_us", "float", "us", "sum of the durations of its work over all launches"),
         ("share_pct", "float", "%", "share of the total duration of all work of CUDA graphs"),
-        ("top_kernel", "text", "", "name of the kernel with the most time"),
+        ("top_kernel", "text", "", "name of the kernel that took the most time"),
     ),
 )
 def graph_operators(context: Context) -> Answer:

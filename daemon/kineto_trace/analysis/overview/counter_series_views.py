@@ -39,7 +39,7 @@ NO_COUNTERS = (
     "the trace has no counters: kinetod records the Linux kernel's counters with every trace, the allocator's with "
     "kinetoctl trace --memory, and the hardware's with kinetoctl trace --counters"
 )
-NO_PERCENTAGES = "the trace has no counters in percent; the view counters lists all counters"
+NO_PERCENTAGES = "the trace has no percentage counters; the view 'counters' lists all counters"
 
 
 class CounterValues(NamedTuple):

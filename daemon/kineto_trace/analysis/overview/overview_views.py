@@ -81,7 +81,7 @@ class ShareSpans(NamedTuple):
             "step",
             "text",
             "",
-            'number of the step; "all": the trace has no steps; "average": mean of the measured steps',
+            'step number; "all": the trace has no steps; "average": mean of the measured steps',
         ),
         ("start_ns", "int", "ns", "start of the step, Unix time"),
         ("complete", "bool", "", "whether all of it was recorded; if not, total_us is the recorded part"),

@@ -158,11 +158,11 @@ def test_a_capture_that_waits_for_its_time_makes_the_process_busy() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"duration_ns": 0}, "duration_ns is 0: it must be above 0"),
-        ({"duration_ns": -1}, "duration_ns is -1: it must be above 0"),
+        ({"duration_ns": 0}, "duration_ns is 0: it must be greater than 0"),
+        ({"duration_ns": -1}, "duration_ns is -1: it must be greater than 0"),
         ({"duration_ns": None}, "a capture needs either a duration or a number of iterations"),
         ({"iterations": 3}, "a capture needs either a duration or a number of iterations"),
-        ({"duration_ns": None, "iterations": 0}, "iterations is 0: it must be above 0"),
+        ({"duration_ns": None, "iterations": 0}, "iterations is 0: it must be greater than 0"),
         ({"warmup_ns": -1}, "warmup_ns is -1: it must not be negative"),
         ({"start_time_ns": -5}, "start_time_ns is -5: it must not be negative"),
     ],

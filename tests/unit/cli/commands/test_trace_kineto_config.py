@@ -114,7 +114,7 @@ def test_options_count_more_than_keys_and_say_so(trace: Trace, tmp_path: Path) -
         "k.conf:1: ACTIVITIES_DURATION_MSECS: no effect: --duration takes precedence",
         "k.conf:2: ACTIVITY_TYPES: no effect: --activities takes precedence",
         "k.conf:4: PROFILE_WITH_STACK: no effect: --with-stack takes precedence",
-        "k.conf:3: ACTIVITIES_LOG_FILE: its folder has no effect: --output-dir takes precedence",
+        "k.conf:3: ACTIVITIES_LOG_FILE: the folder given here is ignored: --output-dir takes precedence",
         "k.conf:3: ACTIVITIES_LOG_FILE: its suffix has no effect: --format takes precedence",
     ]
     spec = trace.spec()

@@ -72,7 +72,7 @@ def test_missing_device_files_are_named(host: DrmHost, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "who"), [(0o666, "everybody may open"), (0o660, "only root and members of the group 4242 may open")]
+    ("mode", "who"), [(0o666, "anyone can open"), (0o660, "only root and members of the group 4242 may open")]
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to a group")
 def test_who_may_open_the_device_files_is_told(host: DrmHost, tmp_path: Path, mode: int, who: str) -> None:

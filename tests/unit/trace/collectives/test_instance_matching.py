@@ -76,7 +76,7 @@ def test_a_loop_of_equal_steps_is_not_matched_without_clocks() -> None:
 def test_windows_that_do_not_overlap_are_not_matched() -> None:
     found = matched(fsdp(end={0: 0.4}, begin={1: 0.5}))
     assert instances(found).seen.max() == 1
-    assert "no shift makes their times fit" in found.notes[0]
+    assert "no time offset makes their times consistent" in found.notes[0]
 
 
 @pytest.mark.parametrize("lost", [[30], [30, 90], [10, 11, 12, 50]])

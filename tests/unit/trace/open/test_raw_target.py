@@ -184,7 +184,7 @@ def test_iterations_of_jax_have_the_agents_count_or_a_warning_says_whose_numbers
         assert (names, loaded.warnings) == (["train", "train", "ProfilerStep#7", "ProfilerStep#8"], ())
     else:
         assert names == ["ProfilerStep#900", "ProfilerStep#901"]
-        said = "iterations have the program's own numbers (step_num); the agent did not count them"
+        said = "iteration numbers (step_num) come from the program; the agent did not count them"
         assert loaded.warnings == (said,)
 
 

@@ -63,4 +63,4 @@ def test_gpus_with_numbers_of_their_own_have_their_values(tmp_path: Path, name: 
 def test_a_trace_of_power_alone_is_not_said_to_have_no_counters() -> None:
     runs = [Run(name="copy", start=0, duration=90 * MS, counters={"Power": 500})]
     found = counter_curves(Context(sampled(runs, ["Power"], length_ns=100 * MS)))
-    assert found.notes == ("the trace has no counters in percent; the view counters lists all counters",)
+    assert found.notes == ("the trace has no percentage counters; the view 'counters' lists all counters",)

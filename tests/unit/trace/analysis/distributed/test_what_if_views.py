@@ -132,7 +132,7 @@ def test_windows_that_begin_at_different_collectives_give_the_same_answer() -> N
 def test_what_cannot_be_matched_predicts_nothing() -> None:
     found = predicted(simulate(fsdp(end={0: 0.4}, begin={1: 0.5})))
     assert len(found) == 0
-    assert "no shift makes their times fit" in found.notes[0]
+    assert "no time offset makes their times consistent" in found.notes[0]
     all_reduce = launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 0, 10, 10, 1)
     alone = rank_what_if(context(all_reduce))
     assert (len(alone), alone.notes[-1]) == (
