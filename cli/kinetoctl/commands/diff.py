@@ -34,6 +34,8 @@ ROOT = "0"
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"  # the file that GitHub Actions shows as the summary of a job
 _LIMIT = re.compile(r"(?:(?P<view>[a-z]+)=)?(?P<percent>\d+(?:\.\d+)?)%?")
 NOISE = "within noise"
+SIDES = ("BASELINE", "OTHER")
+HUNG = tuple(f"In {side}, nothing moved" for side in SIDES)
 ALWAYS_WHOLE = ("steps", "ranks")  # tables in which rows within the noise are of interest too
 MARKDOWN_ROWS = 10
 NAME_WIDTH = 100
@@ -246,17 +248,23 @@ def _compared(
 ) -> dict[str, "Result"]:
     """The results per step, rank by rank, so that memory is bounded by one trace."""
     from kineto_trace.analysis.diff.diff_views import compare_jobs, compare_ranks, missing_ranks
+    from kineto_trace.analysis.host_findings.standing import standing
     from kineto_trace.catalog.view_catalog import find_view
 
     views = {name: find_view(DIFF_VIEWS[name]) for name in options.names}
     sides: list[dict[str, dict[int, Any]]] = []
-    for sources in (first, second):
+    hung = []
+    for side, sources in zip(SIDES, (first, second), strict=True):
         sides.append({name: {} for name in views})
+        stands = False
         for rank in shared:
             context = open_context(sources[rank])
+            stands = stands or any(True for _ in standing(context))
             for name, view in views.items():
                 chosen: dict[str, Any] = {"total": options.total} if name in WITH_TOTALS else {}
                 sides[-1][name][rank] = view.partial(context, **chosen)
+        if stands:
+            hung.append(_standstill(side, [sources[rank] for rank in shared]))
     missing = tuple(missing_ranks(first, second))
     results = {}
     for name, view in views.items():
@@ -264,7 +272,16 @@ def _compared(
         if name == STEPS and len(shared) > 1:
             results[RANKS] = compare_ranks(before, after)
         results[name] = compare_jobs(view, list(before.values()), list(after.values()))
-    return {name: replace(result, notes=(*result.notes, *missing)) for name, result in results.items()}
+    return {name: replace(result, notes=(*hung, *result.notes, *missing)) for name, result in results.items()}
+
+
+def _standstill(side: str, sources: Sequence["Source"]) -> str:
+    """What the report says of traces in which nothing moved."""
+    from kineto_trace.catalog.first_screen import first_requests, first_screen
+    from kineto_trace.catalog.view_runner import run_views
+
+    verdict = first_screen(run_views(first_requests(len(sources)), sources), len(sources)).verdict
+    return f"In {side}, {verdict[:1].lower()}{verdict[1:]}"
 
 
 def _views(
@@ -368,6 +385,7 @@ def _show(results: Mapping[str, "Result"], options: DiffOptions, settings: Commo
         limit = DEFAULT_LIMIT if limit is None else limit
         for line in headline(results):
             say(line, bold=True)
+        results = {name: replace(result, notes=_without_standstills(result)) for name, result in results.items()}
         if not options.everything:
             results = {name: without_noise(name, result) for name, result in results.items()}
     show_results(results, settings, limit=limit or 0, title=len(results) > 1)
@@ -405,15 +423,20 @@ def _exit_code(
 # Names come from traces, so that they may hold anything: control characters are spelled out (XML cannot hold them at
 # all), and Markdown has names as code, in which nothing is a link or a tag.
 def headline(results: Mapping[str, "Result"]) -> list[str]:
-    """Says how the step time changed, if it was compared: the typical one where `report` has the plain mean."""
+    """Says where a side stands still, and how the step time changed: the typical one where `report` has the mean."""
     from kineto_trace.analysis.diff.diff_views import TRIMMED
     from kineto_trace.analysis.diff.view_differences import change_text
 
+    hung = [note for result in results.values() for note in result.notes if note.startswith(HUNG)]
     steps = results.get("steps")
-    if steps is None or "verdict" not in steps.table.column_names:
-        return []
+    if hung or steps is None or "verdict" not in steps.table.column_names:
+        return list(dict.fromkeys(hung))
     what = "typical step time" if any(TRIMMED in note for note in steps.notes) else "step time"
     return [f"{what}: {change_text(row)}" for row in steps.rows() if row["name"] == "step"]
+
+
+def _without_standstills(result: "Result") -> tuple[str, ...]:
+    return tuple(note for note in result.notes if not note.startswith(HUNG))
 
 
 def without_noise(name: str, result: "Result") -> "Result":

@@ -13,6 +13,7 @@ from kinetoctl.commands.diff import markdown, write_junit
 from kinetoctl.exit_codes import ExitCode
 from support.service.cli import Run, run_here
 from support.service.stored import store
+from support.trace_files.sampled_stacks import MAIN, sampled_trace
 from support.trace_files.step_traces import context, noisy, stepped
 
 
@@ -70,6 +71,17 @@ def test_a_truncated_trace_is_compared_in_part_and_judged_by_no_check(run: Run, 
     )
     suites = Xml.parse(junit).getroot()
     assert [(suite.attrib["failures"], suite.attrib["errors"]) for suite in suites] == [("0", "1"), ("0", "2")]
+
+
+def test_where_a_side_stands_still_the_report_s_sentence_comes_first(run: Run, traces: Path, tmp_path: Path) -> None:
+    save_columns(sampled_trace([(MAIN, "idle idle_lock")] * 50, steps=0, pid=1), tmp_path / "hung")
+    sentence = "In OTHER, nothing moved: the main thread waits for a lock in main (train.py:42)."
+    result = run(traces / "before", tmp_path / "hung")
+    assert (result.code, result.stdout.count(sentence)) == (0, 1)
+    assert result.stdout.startswith(f"{sentence}\n")
+    assert sentence in run(traces / "before", tmp_path / "hung", "-o", "json").json()["steps"]["notes"]
+    assert run(tmp_path / "hung", traces / "before").stdout.startswith(sentence.replace("OTHER", "BASELINE"))
+    assert "nothing moved" not in run(traces / "before", traces / "slow").stdout
 
 
 def test_of_few_steps_none_is_left_out(run: Run, traces: Path) -> None:
