@@ -251,8 +251,9 @@ class FleetRun:
                     if len(found) in (1, had + ROUND_TRIPS):
                         break
             except CliError as exc:
-                del trips[member]
-                self._without_clock(member, exc)
+                if not found:  # otherwise what was measured before counts
+                    del trips[member]
+                    self._without_clock(member, exc)
 
         began = time.monotonic()
         await self._at_once(more, members, FIRST_CLOCKS_AT_ONCE)

@@ -1,8 +1,16 @@
 """When the hosts of a capture begin, and whether enough of them are ready."""
 
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
-from kinetoctl.client.fleet.fleet_run import WARMUP_NS, common_start_ns, delivery_ns, unmet
-from kinetoctl.errors import UsageProblem
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.client.fleet.fleet_run import WARMUP_NS, FleetRequest, FleetRun, common_start_ns, delivery_ns, unmet
+from kinetoctl.client.fleet.host_run import HostRun, Offset, RoundTrip
+from kinetoctl.client.host_targets import Place
+from kinetoctl.errors import TimedOut, UsageProblem
 
 MS = 1_000_000
 NOW_NS = 1_700_000_000 * 1000 * MS
@@ -53,3 +61,26 @@ def test_a_wanted_start_that_is_too_near_is_refused_with_the_time_that_is_needed
 )
 def test_what_a_requirement_wants(requirement: str, begun: int, whole: int, missing: str) -> None:
     assert unmet(requirement, hosts=4, begun=begun, whole=whole) == missing
+
+
+@pytest.mark.parametrize(("readings", "is_left_out"), [(1, False), (0, True)])
+def test_a_host_is_left_out_if_its_clock_was_never_read_not_if_a_further_reading_is_late(
+    readings: int, is_left_out: bool
+) -> None:
+    def trips() -> Iterator[RoundTrip]:
+        for _ in range(readings):
+            yield RoundTrip(NOW_NS, NOW_NS + 5 * MS, NOW_NS + 5 * MS, NOW_NS + MS)
+        raise TimedOut("no answer within 2 s")
+
+    async def clock() -> RoundTrip:
+        return next(found)
+
+    found, measured = trips(), dict[HostRun, Offset]()
+    request = FleetRequest(id="a", places=[Place("node1", "unix:/nowhere.sock")], spec=pb.CaptureSpec())
+    fleet = request.new_fleet()
+    (host,) = fleet.members
+    client: Any = SimpleNamespace(clock=clock)
+    run = FleetRun(request, fleet, progress=client)
+    run._clients[host] = client
+    asyncio.run(run._measure(fleet.members, measured.__setitem__))
+    assert (host.error is not None, list(measured)) == (is_left_out, [] if is_left_out else [host])
