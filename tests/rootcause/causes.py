@@ -65,7 +65,7 @@ CAUSES = (
         ("hashing", r"fingerprint", r"less often|another thread|hash"),
         ("compression", r"lambda", r"less often|another thread|compress"),
         ("metric", r"word_error", r"item|vectoris"),
-        ("tokenisation", r"tokens_of", r"regular expression|tokeni|worker"),
+        ("tokenisation", r"tokens_of", r"regular expression|tokeni|worker|another thread"),
     ),
     *of_program(
         "gradients",

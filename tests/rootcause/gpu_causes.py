@@ -5,8 +5,8 @@ from rootcause.causes import of_program
 GPU_CAUSES = (
     *of_program(
         "gpu.decoder",
-        ("item_each_micro_step", r"item|note|_local_scalar_dense", r"\.item\(\)|results from the GPU"),
-        ("clip_with_item", r"item|clip_each|_local_scalar_dense", r"\.item\(\)|clip_grad_norm_|results from the GPU"),
+        ("item_each_micro_step", r"item|note|_local_scalar_dense", r"\.item\(\)|from the GPU|one number"),
+        ("clip_with_item", r"item|clip_each|_local_scalar_dense", r"\.item\(\)|clip_grad_norm_|GPU|one number"),
         ("print_cuda_tensor", r"\bshow\b|print", r"print"),
         ("float32_head", r"mm|linear|product", r"bfloat16|autocast|TF32"),
         ("empty_cache", r"memory|cudaMalloc|cudaFree|empty_cache", r"empty_cache"),
@@ -15,7 +15,7 @@ GPU_CAUSES = (
     *of_program(
         "gpu.deep",
         ("synchronize_each_layer", r"[sS]ynchronize|wait_for_layer", r"synchroni[sz]|results from the GPU"),
-        ("item_each_layer", r"item|note_mean|_local_scalar_dense", r"\.item\(\)|results from the GPU"),
+        ("item_each_layer", r"item|note_mean|_local_scalar_dense", r"\.item\(\)|from the GPU|one number"),
         ("unfused_optimizer", r"optimizer|AdamW", r"fused=True|foreach"),
         ("tiny_kernels", r"penalty", r"vectoris|fewer|fuse|larger"),
         ("upload_each_step", r"cop(?:y|ies)", r"on the (?:GPU|device)|prefetch|ahead"),
