@@ -35,7 +35,9 @@ struct kernel_params {
 enum { ACTIVE = 1, INVALIDATED = 2 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER; /* while queries of a capture are held up */
+enum { QUERIES = 1, COUNTS = 2 };
+static pthread_mutex_t held[] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER}; /* while these are held up */
+static int holding;
 static uint64_t arrived;
 static struct node nodes[NODES_MOST];
 static size_t node_count;
@@ -66,7 +68,16 @@ void fake_capture_end(void) {
     pthread_mutex_unlock(&lock);
 }
 
-void fake_hold(int on) { (void)(on ? pthread_mutex_lock(&held) : pthread_mutex_unlock(&held)); }
+/* 0: no longer. */
+void fake_hold(int which) {
+    (void)(which != 0 ? pthread_mutex_lock(&held[which - 1]) : pthread_mutex_unlock(&held[holding - 1]));
+    holding = which;
+}
+static void wait_while_held(int which) {
+    __atomic_add_fetch(&arrived, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&held[which - 1]);
+    pthread_mutex_unlock(&held[which - 1]);
+}
 uint64_t fake_arrived(void) { return __atomic_load_n(&arrived, __ATOMIC_SEQ_CST); }
 
 void fake_invalidate(void) { invalid = 1; }
@@ -102,9 +113,7 @@ void *_ZNK3c104cuda10CUDAStream6streamEv(const struct stream *stream) { return (
 int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, const void ***dependencies,
                               size_t *count) {
     static _Thread_local const void *end;
-    __atomic_add_fetch(&arrived, 1, __ATOMIC_SEQ_CST);
-    pthread_mutex_lock(&held);
-    pthread_mutex_unlock(&held);
+    wait_while_held(QUERIES);
     pthread_mutex_lock(&lock);
     queries++;
     *status = capture == 0 ? 0 : invalid ? INVALIDATED : ACTIVE;
@@ -121,6 +130,7 @@ int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **gr
 
 int cuGraphGetNodes(void *graph, void **found, size_t *count) {
     (void)graph;
+    wait_while_held(COUNTS);
     pthread_mutex_lock(&lock);
     counts++;
     for (size_t i = 0; found != NULL && i < *count && i < node_count; i++) {

@@ -144,6 +144,9 @@ static bool follow(struct stack *stack, const void *last, bool alone) {
     return count > 0;
 }
 
+/* Whether a thread did not get its turn in time: the operators of nodes that are added from then on are unknown. */
+static bool has_missed(void) { return __atomic_load_n(&self.missed, __ATOMIC_RELAXED) == self.watch; }
+
 /* Assigns the new nodes to their operator. False: this thread takes no part in the capture. */
 static bool look(struct stack *stack) {
     struct graph_under_capture found;
@@ -154,7 +157,7 @@ static bool look(struct stack *stack) {
     }
     const bool same = self.looked == stack && self.looked_stream == stream;
     const bool alone = self.looked == stack && self.busy == (stack->counted > 0);
-    if (self.counting_ns > COUNTING_NS || __atomic_load_n(&self.missed, __ATOMIC_RELAXED) == self.watch) {
+    if (self.counting_ns > COUNTING_NS || has_missed()) {
         return true;
     }
     if (self.table.nodes >= LARGE && same && follow(stack, found.last, alone)) {
@@ -164,6 +167,9 @@ static bool look(struct stack *stack) {
     }
     if (!count_nodes(found.graph, &count)) {
         return false;
+    }
+    if (has_missed()) { /* while this thread had the lock: the other one's nodes are among those counted */
+        return true;
     }
     if (count > self.table.nodes) {
         node_table_add(&self.table, count, alone && !self.uncounted ? innermost(stack) : NODE_TABLE_NONE);

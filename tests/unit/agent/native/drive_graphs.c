@@ -161,6 +161,48 @@ static void held_up_in_the_driver(void) {
     capture_end();
 }
 
+static void *run_op_in_two_steps(void *next) {
+    struct fake_function outer, inner;
+    use_stream(2);
+    begin(&outer, 7, "outer");
+    (void)pthread_barrier_wait(next);
+    (void)pthread_barrier_wait(next);
+    begin(&inner, 0, "held up");
+    finish(&inner);
+    finish(&outer);
+    return NULL;
+}
+
+/* While a thread counts the nodes, another one adds some without its turn: they belong to no operator of the first. */
+static void held_up_while_it_counts(void) {
+    uint64_t watch = 0, bytes = 0;
+    pthread_t thread;
+    pthread_barrier_t next;
+    CHECK(pthread_barrier_init(&next, NULL, 2) == 0);
+    capture_begin();
+    CHECK(kc_graphs_begin(1, 0, 0, &watch, error, sizeof error) == 0);
+    CHECK(pthread_create(&thread, NULL, run_op_in_two_steps, &next) == 0);
+    (void)pthread_barrier_wait(&next);
+    hold(2);
+    const uint64_t before = arrived();
+    (void)pthread_barrier_wait(&next);
+    while (arrived() < before + 2) { /* its query, and its count */
+        sched_yield();
+    }
+    run_op("without its turn", true);
+    hold(0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(kc_graphs_seal(watch, &bytes, error, sizeof error) == 0);
+    uint8_t *sealed = malloc(bytes);
+    struct node_record node;
+    CHECK(sealed != NULL && kc_graphs_take(sealed, bytes) == 0);
+    memcpy(&node, sealed + sizeof(struct node_table_head), sizeof node);
+    CHECK(node.op == NODE_TABLE_NONE);
+    free(sealed);
+    capture_end();
+    CHECK(pthread_barrier_destroy(&next) == 0);
+}
+
 int main(int count, char **arguments) {
     CHECK(count == 2);
     void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
@@ -183,6 +225,7 @@ int main(int count, char **arguments) {
     capture(true);
     fork_in_the_middle();
     held_up_in_the_driver();
+    held_up_while_it_counts();
     pthread_t threads[THREADS];
     for (uintptr_t i = 0; i < THREADS; i++) {
         CHECK(pthread_create(&threads[i], NULL, run_ops, (void *)i) == 0);
