@@ -259,12 +259,12 @@ def _compared(
         stands = False
         for rank in shared:
             context = open_context(sources[rank])
-            stands = stands or any(True for _ in standing(context))
+            stands = stands or next(standing(context), None) is not None
             for name, view in views.items():
                 chosen: dict[str, Any] = {"total": options.total} if name in WITH_TOTALS else {}
                 sides[-1][name][rank] = view.partial(context, **chosen)
         if stands:
-            hung.append(_standstill(side, [sources[rank] for rank in shared]))
+            hung.append(_standstill(side, [sources[rank].path for rank in shared]))
     missing = tuple(missing_ranks(first, second))
     results = {}
     for name, view in views.items():
@@ -275,12 +275,11 @@ def _compared(
     return {name: replace(result, notes=(*hung, *result.notes, *missing)) for name, result in results.items()}
 
 
-def _standstill(side: str, sources: Sequence["Source"]) -> str:
+def _standstill(side: str, paths: Sequence[Path]) -> str:
     """What the report says of traces in which nothing moved."""
-    from kineto_trace.catalog.first_screen import first_requests, first_screen
-    from kineto_trace.catalog.view_runner import run_views
+    from kineto_trace.catalog.first_screen import first_screen_of
 
-    verdict = first_screen(run_views(first_requests(len(sources)), sources), len(sources)).verdict
+    verdict = first_screen_of(paths).verdict
     return f"In {side}, {verdict[:1].lower()}{verdict[1:]}"
 
 
