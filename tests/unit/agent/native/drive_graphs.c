@@ -135,9 +135,20 @@ static void *run_one_op(void *argument) {
     return NULL;
 }
 
+static void check_first_node_has_no_op(uint64_t watch) {
+    uint64_t bytes = 0;
+    CHECK(kc_graphs_seal(watch, &bytes, error, sizeof error) == 0);
+    uint8_t *sealed = malloc(bytes);
+    struct node_record node;
+    CHECK(sealed != NULL && kc_graphs_take(sealed, bytes) == 0);
+    memcpy(&node, sealed + sizeof(struct node_table_head), sizeof node);
+    CHECK(node.op == NODE_TABLE_NONE);
+    free(sealed);
+}
+
 /* The operators of a thread do not wait until another one is out of the driver. The rest of the graph has none. */
 static void held_up_in_the_driver(void) {
-    uint64_t watch = 0, bytes = 0;
+    uint64_t watch = 0;
     pthread_t thread;
     capture_begin();
     CHECK(kc_graphs_begin(1, 0, 0, &watch, error, sizeof error) == 0);
@@ -151,13 +162,7 @@ static void held_up_in_the_driver(void) {
     hold(0);
     CHECK(pthread_join(thread, NULL) == 0);
     run_op("afterwards", true);
-    CHECK(kc_graphs_seal(watch, &bytes, error, sizeof error) == 0);
-    uint8_t *sealed = malloc(bytes);
-    struct node_record node;
-    CHECK(sealed != NULL && kc_graphs_take(sealed, bytes) == 0);
-    memcpy(&node, sealed + sizeof(struct node_table_head), sizeof node);
-    CHECK(node.op == NODE_TABLE_NONE);
-    free(sealed);
+    check_first_node_has_no_op(watch);
     capture_end();
 }
 
@@ -175,7 +180,7 @@ static void *run_op_in_two_steps(void *next) {
 
 /* While a thread counts the nodes, another one adds some without its turn: they belong to no operator of the first. */
 static void held_up_while_it_counts(void) {
-    uint64_t watch = 0, bytes = 0;
+    uint64_t watch = 0;
     pthread_t thread;
     pthread_barrier_t next;
     CHECK(pthread_barrier_init(&next, NULL, 2) == 0);
@@ -192,13 +197,7 @@ static void held_up_while_it_counts(void) {
     run_op("without its turn", true);
     hold(0);
     CHECK(pthread_join(thread, NULL) == 0);
-    CHECK(kc_graphs_seal(watch, &bytes, error, sizeof error) == 0);
-    uint8_t *sealed = malloc(bytes);
-    struct node_record node;
-    CHECK(sealed != NULL && kc_graphs_take(sealed, bytes) == 0);
-    memcpy(&node, sealed + sizeof(struct node_table_head), sizeof node);
-    CHECK(node.op == NODE_TABLE_NONE);
-    free(sealed);
+    check_first_node_has_no_op(watch);
     capture_end();
     CHECK(pthread_barrier_destroy(&next) == 0);
 }
