@@ -199,10 +199,7 @@ def test_a_block_without_await_works_beside_any_loop_and_leaves_the_handler_of_i
     )
     assert found.returncode == 0, found
     traced, left = re.findall(r"(?:TRACED|LEFT) (.*)", found.stdout)
-    # On a busy machine one may begin late, or be left out.
-    assert re.fullmatch(rf"True( DONE| PARTIAL| UNKNOWN){{{HOSTS * AGENTS}}}", traced) and re.search(
-        "DONE|PART", traced
-    )
+    assert re.fullmatch(rf"True( DONE| PARTIAL){{{HOSTS * AGENTS}}}", traced)  # on a busy machine one may begin late
     assert left == "True"
 
 
