@@ -57,14 +57,28 @@ class CallTracker:
         self._vouch = vouch
         self._tally = Tally(self._write)
 
-    async def introduced(self, connection: str, auth: Auth) -> None:
-        """Identifies the user of a connection that only a token identifies. Raises Exhausted."""
-        if user := await self._callers.introduce(connection, auth):
+    async def introduced(self, connection: str, auth: Auth) -> NotPermitted | None:
+        """Identifies the user of a connection that only a token identifies. Raises Exhausted.
+
+        Returns why that was not possible; the call then counts for its address, and `entered` wants to know.
+        """
+        try:
+            user = await self._callers.introduce(connection, auth)
+        except NotPermitted as exc:
+            return exc
+        if user:
             self._vouch(connection, user)
+        return None
 
     @contextlib.contextmanager
-    def entered(self, method: str, connection: str, auth: Auth, *, ungated: bool) -> Iterator[None]:
-        """Counts one of the caller's calls for the block. ungated: the method passes no gate. Raises Exhausted."""
+    def entered(
+        self, method: str, connection: str, auth: Auth, *, ungated: bool, unidentified: NotPermitted | None = None
+    ) -> Iterator[None]:
+        """Counts one of the caller's calls for the block.
+
+        ungated: the method passes no gate; unidentified: see `introduced`. Raises Exhausted, and `unidentified` where
+        it is the reason why the call shares a limit with strangers.
+        """
         standing = self._callers.standing(connection, auth)
         fair_share_key.set(standing.key)
         with contextlib.ExitStack() as held:
@@ -73,8 +87,9 @@ class CallTracker:
                 if ungated:  # counted separately, so that the user's other calls do not delay a probe
                     self._rate.take(f"{standing.key} {method}", standing.who)
             except Exhausted as exc:
-                self.flooded(method, connection, standing, exc)
-                raise
+                error = unidentified or exc
+                self.flooded(method, connection, standing, error)
+                raise error from None
             if ungated:
                 self._tally.note((standing.key, method), self._line(method, "allowed", standing))
             yield

@@ -140,7 +140,10 @@ class Callers:
         settings.subscribe(lambda _config: self._names.clear())
 
     async def introduce(self, connection: str, auth: Auth) -> str:
-        """The user named by a token, found before anything is counted; "" if no token identifies the caller."""
+        """The user named by a token, found before anything is counted; "" if no token identifies the caller.
+
+        Raises Exhausted, and NotPermitted if the API server cannot be asked.
+        """
         peer = self._peer_of(connection)
         if peer is None:
             return ""

@@ -52,7 +52,10 @@ class KubernetesUsers:
         self._introducing = Counter[str]()  # number of waiting calls, by connection
 
     async def introduce(self, connection: str, auth: Mapping[str, Iterable[bytes]]) -> str:
-        """Asks the API server for the token's user, in turns by connection; returns a name or "". Raises Exhausted."""
+        """Asks the API server for the token's user, in turns by connection; returns a name or "".
+
+        Raises Exhausted, and NotPermitted if the API server cannot be asked.
+        """
         with contextlib.suppress(NotIdentified):
             token, audiences = _token(auth), self._audiences()
             if self._introducing[connection] >= INTRODUCED_AT_ONCE:
@@ -66,8 +69,8 @@ class KubernetesUsers:
             try:
                 async with self._turns.turn():
                     await self._reviews.user(token, audiences)
-            except ApiError:  # the call itself will report it
-                return ""
+            except ApiError as exc:
+                raise _unavailable(exc) from exc
             finally:
                 less(self._introducing, connection)
         return self.known(auth)
@@ -87,7 +90,7 @@ class KubernetesUsers:
         try:
             user = await self._reviews.user(_token(auth), self._audiences())
         except ApiError as exc:
-            raise NotPermitted(Reason.KUBERNETES_UNAVAILABLE, f"the caller cannot be identified: {exc}") from exc
+            raise _unavailable(exc) from exc
         if user is None:
             raise NotIdentified(
                 Reason.NOT_IDENTIFIED,
@@ -126,6 +129,10 @@ class KubernetesUsers:
                 "that permission: check it with `kubectl auth can-i create pods --subresource=exec`",
             )
         return allowed
+
+
+def _unavailable(error: ApiError) -> NotPermitted:
+    return NotPermitted(Reason.KUBERNETES_UNAVAILABLE, f"the caller cannot be identified: {error}")
 
 
 def _token(auth: Mapping[str, Iterable[bytes]]) -> str:

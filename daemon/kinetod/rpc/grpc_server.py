@@ -22,7 +22,7 @@ from kinetod.access.connections.connection_proxy import (
     ConnectionProxy,
     PrivateFolder,
 )
-from kinetod.base.errors import Exhausted, InvalidRequest, StartError
+from kinetod.base.errors import Exhausted, InvalidRequest, NotPermitted, StartError
 from kinetod.rpc.error_status import Context, Tolerant, auth_of, readable, to_status
 from kinetod.rpc.profiler_service import ProfilerService
 
@@ -214,9 +214,11 @@ class Entrance(grpc.aio.ServerInterceptor):
             with contextlib.ExitStack() as held:
                 try:
                     connection, auth = context.peer(), auth_of(context)
-                    await self._call_tracker.introduced(connection, auth)
-                    held.enter_context(self._call_tracker.entered(name, connection, auth, ungated=ungated))
-                except Exhausted as exc:
+                    unidentified = await self._call_tracker.introduced(connection, auth)
+                    held.enter_context(
+                        self._call_tracker.entered(name, connection, auth, ungated=ungated, unidentified=unidentified)
+                    )
+                except (Exhausted, NotPermitted) as exc:
                     await context.abort_with_status(to_status(exc))
                 await run(requests, context)
 

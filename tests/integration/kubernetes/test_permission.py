@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ import grpc
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.__main__ import main
-from kinetod.kubernetes.api_server import DEADLINE_S
 from support.machine.pod_group import CONTAINER_ID, container_group
 from support.peers import api_server as fake
 from support.peers.certificates import Authority, write_server_files
@@ -324,9 +322,8 @@ def held_calls(node: Node, token: str, *, connections: int, streams: int) -> Ite
 
 def serves_bob(node: Node) -> bool:
     """Whether a call of another user is answered; only an API server that did not answer in time may be why not."""
-    began = time.monotonic()
     found = node.call("GetHost", pb.GetHostRequest(), token="bob-s")
-    assert found.code == OK or time.monotonic() - began >= DEADLINE_S, found
+    assert found.code == OK or found.reason == "KUBERNETES_UNAVAILABLE", found
     return found.code == OK
 
 

@@ -12,7 +12,7 @@ from kinetod.access.audit_log import AuditLog
 from kinetod.access.call_gate import PENALTY_S, CallTracker
 from kinetod.access.callers import Callers, CallerStatus
 from kinetod.base import metrics
-from kinetod.base.errors import Exhausted, Reason
+from kinetod.base.errors import Exhausted, NotPermitted, Reason
 from kinetod.base.fair_slots import fair_share_key
 from kinetod.permissions.caller_limits import RequestRate, Shares
 from kinetod.permissions.role_policy import Via
@@ -26,7 +26,7 @@ THROUGH = CallerStatus(key="uid 1001", who="bob", via=Via.UNIX, uid=1001, proxy=
 class Made:
     """A doorkeeper with room for one call of each, and one request a second."""
 
-    def __init__(self, folder: Path, standing: CallerStatus = ADA, introduced: str = "") -> None:
+    def __init__(self, folder: Path, standing: CallerStatus = ADA, introduced: str | NotPermitted = "") -> None:
         self.held: list[tuple[str, float]] = []
         self.vouched: list[tuple[str, str]] = []
         self._introduced, self._standing = introduced, standing
@@ -43,10 +43,12 @@ class Made:
         return self._standing
 
     async def introduce(self, _connection: str, _auth: object) -> str:
+        if isinstance(self._introduced, NotPermitted):
+            raise self._introduced
         return self._introduced
 
-    def entered(self, *, ungated: bool = False) -> Any:
-        return self.keeper.entered("GetHost", "c1", {}, ungated=ungated)
+    def entered(self, *, ungated: bool = False, unidentified: NotPermitted | None = None) -> Any:
+        return self.keeper.entered("GetHost", "c1", {}, ungated=ungated, unidentified=unidentified)
 
     def lines(self) -> list[dict[str, Any]]:
         self.keeper.close()
@@ -131,6 +133,25 @@ def test_a_connection_is_vouched_for_by_who_has_a_token(
     made = Made(tmp_path, introduced=user)
     asyncio.run(made.keeper.introduced("c1", {}))
     assert made.vouched == vouched
+
+
+@on_the_loop
+def test_whoever_shares_a_limit_for_want_of_an_api_server_is_told_that(tmp_path: Path) -> None:
+    unavailable = NotPermitted(Reason.KUBERNETES_UNAVAILABLE, "no answer")
+    made = Made(tmp_path, introduced=unavailable)
+    with made.entered(unidentified=unavailable):  # there is room: the call itself will report it
+        with pytest.raises(NotPermitted) as refused, made.entered(unidentified=unavailable):
+            pass
+        assert refused.value is unavailable
+    assert made.held == [("c1", PENALTY_S)]
+    assert [line["reason"] for line in made.lines()] == ["KUBERNETES_UNAVAILABLE"]
+
+
+def test_a_caller_who_cannot_be_identified_is_vouched_for_by_nobody(tmp_path: Path) -> None:
+    unavailable = NotPermitted(Reason.KUBERNETES_UNAVAILABLE, "no answer")
+    made = Made(tmp_path, introduced=unavailable)
+    assert asyncio.run(made.keeper.introduced("c1", {})) is unavailable
+    assert made.vouched == []
 
 
 @on_the_loop

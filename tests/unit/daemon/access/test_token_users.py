@@ -11,7 +11,7 @@ import pytest
 from kinetod.access.callers import Callers
 from kinetod.access.peers import Peer
 from kinetod.access.token_users import INTRODUCED_AT_ONCE, MAX_TOKEN_CHARS, KubernetesUsers
-from kinetod.base.errors import Exhausted, KinetodError
+from kinetod.base.errors import Exhausted, KinetodError, NotPermitted, Reason
 from kinetod.base.fair_slots import fair_share_key
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.config_sources import access_problems
@@ -199,12 +199,14 @@ def test_a_token_introduces_its_user_and_others_nobody(cluster: fake.ApiServer) 
     asyncio.run(run())
 
 
-def test_a_server_that_refuses_introduces_nobody(cluster: fake.ApiServer) -> None:
+def test_a_server_that_refuses_is_why_nobody_is_introduced(cluster: fake.ApiServer) -> None:
     cluster.forbidden.add((fake.ACCOUNT, "tokenreviews"))
 
     async def run() -> None:
         async with introducing(cluster) as users:
-            assert await users.introduce("c1", ADA) == ""
+            with pytest.raises(NotPermitted) as refused:
+                await users.introduce("c1", ADA)
+            assert refused.value.reason is Reason.KUBERNETES_UNAVAILABLE
 
     asyncio.run(run())
 
