@@ -26,6 +26,7 @@ from kineto_agent.protocol.records import (
     STACK_WAIT_SHIFT,
 )
 
+from support.agent.arenas import set_free
 from support.agent.line_at import line_at
 from support.waiting import scaled
 
@@ -69,7 +70,7 @@ class ArenaReader:
             size, sequence = struct.unpack_from("=QQ", self.map, base + arena.BUFFER_VALID_BYTES)
             start = self.fixed["buffers_offset"] + index * self.fixed["buffer_bytes"]
             found.append((sequence, bytes(self.map[start : start + size])))
-            struct.pack_into("=I", self.map, base + arena.STATE, arena.FREE)
+            set_free(self.map, base)
         return [data for _sequence, data in sorted(found)]
 
     def strings(self) -> Dict[Tuple[int, int], bytes]:

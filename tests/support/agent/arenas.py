@@ -81,7 +81,7 @@ class ArenaReader:
 
     def free(self, index: int) -> None:
         """Set a buffer to FREE, as the daemon does once it has copied it."""
-        struct.pack_into("<I", self.map, self.descriptor(index), arena.FREE)
+        set_free(self.map, self.descriptor(index))
 
     def strings(self) -> dict[tuple[int, int], str]:
         """Texts of the string table by (space, key), without those that are not text."""
@@ -104,6 +104,12 @@ class ArenaReader:
         """Observed record sizes by activity kind."""
         sizes = struct.unpack_from(f"<{arena.RECORD_KINDS}I", self.map, arena.RECORD_BYTES)
         return {kind: size for kind, size in enumerate(sizes) if size}
+
+
+def set_free(memory: mmap.mmap, descriptor: int) -> None:
+    """Set the buffer of a descriptor to FREE in one store; `struct.pack_into` clears the word and then writes it."""
+    with memoryview(memory) as whole, whole.cast("I") as words:
+        words[(descriptor + arena.STATE) // 4] = arena.FREE
 
 
 def split(buffer: Buffer, sizes: dict[int, int]) -> list[bytes]:

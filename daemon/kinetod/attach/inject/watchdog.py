@@ -23,13 +23,11 @@ import mmap
 import os
 import select
 import signal
-import struct
 import time
 from collections.abc import Iterator
 
 LIMIT_S = 0.012
 LOOK_S = 0.004  # LIMIT_S and two checks are 20 ms
-_WORD = struct.Struct("=Q")
 _STEP = b"x"
 
 
@@ -37,7 +35,8 @@ class Watchdog:
     """`start` creates the process; without it, nothing is watched."""
 
     def __init__(self) -> None:
-        self._since = mmap.mmap(-1, _WORD.size)  # monotonic ns; 0: nothing is stopped
+        # monotonic ns; 0: nothing is stopped. Written in one store, which struct.pack_into does not do.
+        self._since = memoryview(mmap.mmap(-1, 8)).cast("Q")
         self._pipe = -1
 
     def start(self) -> None:
@@ -65,11 +64,11 @@ class Watchdog:
 
     def beat(self) -> None:
         """Records that the tracer is alive; from then on a thread may be stopped."""
-        _WORD.pack_into(self._since, 0, time.monotonic_ns())
+        self._since[0] = time.monotonic_ns()
 
     def rest(self) -> None:
         """Records that no thread is stopped."""
-        _WORD.pack_into(self._since, 0, 0)
+        self._since[0] = 0
 
     def _step(self) -> None:
         if self._pipe >= 0:
@@ -99,7 +98,7 @@ class Watchdog:
         """Watches until the call ends. Returns True if a thread is stopped and the tracer does nothing about it."""
         seen = 0
         while not select.select([reader], [], [], LOOK_S)[0]:
-            (since,) = _WORD.unpack_from(self._since, 0)
+            since = self._since[0]
             if since and since == seen and time.monotonic_ns() - since > LIMIT_S * 1e9:
                 return True
             seen = since
