@@ -11,20 +11,18 @@ from kineto_trace.analysis.gpu_time_views import NO_GPU
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
 from kineto_trace.analysis.host_time.step_phase_views import OTHER, STEP_PHASES, step_phases
 from kineto_trace.analysis.host_time.user_calls import commonest_place, host_steps, moments
-from kineto_trace.analysis.idle_gaps import IdleGaps, idle_gaps, idle_window
+from kineto_trace.analysis.idle_gaps import MeasuredSteps, idle_gaps, idle_window, measured_steps
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES, PAGEABLE, REASONS, idle_pieces
 from kineto_trace.arrays.intervals import Union, active_sets, cut, intersection, union
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.base.array_types import NOTHING, Flags, Ints, UInts8
-from kineto_trace.base.quantities import format_duration
+from kineto_trace.base.array_types import NOTHING, Ints, UInts8
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.kernel_traits.precisions import uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
-from kineto_trace.structure.activity_links import KERNEL, MEMCPY, gpu, whole_steps
+from kineto_trace.structure.activity_links import KERNEL, MEMCPY, gpu
 from kineto_trace.structure.library_calls import code_place
 from kineto_trace.structure.nesting import unrecorded
-from kineto_trace.structure.step_pace import StepPace, step_pace
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -81,9 +79,6 @@ ELEMENTWISE = re.compile(
 _PINNED = re.compile(r"Pinned", re.IGNORECASE)
 _ON_DEVICE = re.compile(r"DtoD|PtoP|Device -> Device|DeviceToDevice|PeerToPeer", re.IGNORECASE)
 _FIRST = np.array([(mask & -mask).bit_length() - 1 for mask in range(1 << len(GPU_CAUSES))])  # lowest bit of a mask
-ONCE_SHARE = 0.25  # of the window
-ONCE_NS = 100_000_000
-MIN_ACTIVITIES = 3  # after warm-up: fewer do not show how the program goes on
 OTHERS = "others"
 OF_THE_HOST = f"{NO_GPU}: these are the parts of the host's steps"
 NOTED = 0.01  # A note reports unknown time from this share on.
@@ -151,46 +146,6 @@ class _Tiles(NamedTuple):
     end: Ints
     cause: Ints
     piece: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredSteps:
-    """Ranges (Unix ns) in order.
-
-    number: of the step; -1 if the trace has no complete one.
-    left_out: not in means and savings.
-    pace: of the steps; None without steps.
-    """
-
-    number: Ints
-    start: Ints
-    end: Ints
-    left_out: Flags
-    pace: StepPace | None = None
-
-    @property
-    def length(self) -> Ints:
-        """Returns the length of each range, in ns."""
-        return self.end - self.start
-
-    @property
-    def measured_ns(self) -> int:
-        """Returns the length (ns) of all ranges but those that are left out."""
-        return int(self.length[~self.left_out].sum())
-
-    @property
-    def steps(self) -> int:
-        """Returns how many steps are measured; 0 if the trace has no complete one."""
-        return int(np.count_nonzero(~self.left_out & (self.number >= 0)))
-
-    def note(self) -> str | None:
-        """Returns a note on what is left out; None if nothing is."""
-        if self.pace is not None:
-            return self.pace.note()
-        if not self.length[self.left_out].any():
-            return None
-        took = format_duration(int(self.length[self.left_out].sum()))
-        return f"the first {took}, up to the end of a gap that does not recur, are left out as warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,41 +237,6 @@ def _details(context: Context, device: int, cause: Ints, piece: Ints, length: In
     first = found.first
     columns = (cause[first], name[first], line[first], frame[first], reason[first], time, count)
     return [Detail(device, *values) for values in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-def measured_steps(context: Context) -> MeasuredSteps:
-    """Returns the complete steps of a trace, or its window if it has none."""
-    found = context.get(whole_steps)
-    if len(found):
-        pace = context.get(step_pace)
-        return MeasuredSteps(found.number, found.start, found.end, pace.left_out, pace)
-    low, high = context.get(idle_window)
-    first = _after_warm_up(context, low, high)
-    borders = np.array([low, first, high] if low < first < high else [low, high], np.int64)
-    return MeasuredSteps(np.full(len(borders) - 1, -1), borders[:-1], borders[1:], borders[1:] <= first)
-
-
-def _after_warm_up(context: Context, low: int, high: int) -> int:
-    """Returns when the last one-time gap ends, or `low` if there is none. Unix ns."""
-    gaps = context.get(idle_gaps)
-    end = _once(context, gaps, low, high) if len(gaps.windows) == 1 else None
-    while end is not None:
-        low, end = end, _once(context, gaps, end, high)
-    return low
-
-
-def _once(context: Context, gaps: IdleGaps, low: int, high: int) -> int | None:
-    """Returns the end of the last one-time gap since `low`; None if there is none."""
-    activity = context.get(gpu)
-    inside = np.sort(activity.start[(activity.start > low) & (activity.start < high)])
-    if len(inside) < MIN_ACTIVITIES:
-        return None
-    followed = (gaps.start >= low) & (gaps.after >= 0)
-    early = gaps.end <= inside[len(inside) // 2]
-    later = int(gaps.length[followed & ~early].sum())
-    least = max(ONCE_NS, ONCE_SHARE * (high - low), later)
-    once = followed & early & (gaps.length > least)
-    return int(gaps.end[once].max()) if once.any() else None
 
 
 class HostCause(NamedTuple):

@@ -1,4 +1,4 @@
-"""Why a GPU was idle: one cause for every gap between its activities.
+"""Which steps are measured, and why a GPU was idle: one cause for every gap between its activities.
 
 Theory of operation
     A gap is a span of the window (the complete steps, or the whole trace if it has none) in which no kernel, copy or
@@ -32,11 +32,13 @@ import numpy as np
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.base.array_types import NOTHING, Flags, Ints, UInts8
+from kineto_trace.base.quantities import format_duration
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import MEMCPY, Calls, calls, gpu, ops, steps, training_thread, whole_steps
 from kineto_trace.structure.nesting import unrecorded
+from kineto_trace.structure.step_pace import StepPace, step_pace
 
 IdleCause = Literal["host", "synchronisation", "data_loading", "communication", "memory", "queued", "unknown"]
 CAUSES: tuple[str, ...] = get_args(IdleCause)
@@ -47,6 +49,49 @@ ALLOCATING = re.compile(
     r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostRegister|HostUnregister|HostFree)(?!Async)"
     r"|^cuMem(?:Alloc|Free|Map|Unmap|Create|Release|SetAccess|HostRegister|AddressReserve)(?!Async)"
 )
+ONCE_SHARE = 0.25  # of the window
+ONCE_NS = 100_000_000
+MIN_ACTIVITIES = 3  # after warm-up: fewer do not show how the program goes on
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """Ranges (Unix ns) in order.
+
+    number: of the step; -1 if the trace has no complete one.
+    left_out: not in means and savings.
+    pace: of the steps; None without steps.
+    """
+
+    number: Ints
+    start: Ints
+    end: Ints
+    left_out: Flags
+    pace: StepPace | None = None
+
+    @property
+    def length(self) -> Ints:
+        """Returns the length of each range, in ns."""
+        return self.end - self.start
+
+    @property
+    def measured_ns(self) -> int:
+        """Returns the length (ns) of all ranges but those that are left out."""
+        return int(self.length[~self.left_out].sum())
+
+    @property
+    def steps(self) -> int:
+        """Returns how many steps are measured; 0 if the trace has no complete one."""
+        return int(np.count_nonzero(~self.left_out & (self.number >= 0)))
+
+    def note(self) -> str | None:
+        """Returns a note on what is left out; None if nothing is."""
+        if self.pace is not None:
+            return self.pace.note()
+        if not self.length[self.left_out].any():
+            return None
+        took = format_duration(int(self.length[self.left_out].sum()))
+        return f"the first {took}, up to the end of a gap that does not recur, are left out as warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +180,41 @@ def idle_window(context: Context) -> tuple[int, int]:
     if len(found):
         return int(found.start.min()), int(found.end.max())
     return context.trace.window_start_ns, context.trace.window_end_ns
+
+
+def measured_steps(context: Context) -> MeasuredSteps:
+    """Returns the complete steps of a trace, or its window if it has none."""
+    found = context.get(whole_steps)
+    if len(found):
+        pace = context.get(step_pace)
+        return MeasuredSteps(found.number, found.start, found.end, pace.left_out, pace)
+    low, high = context.get(idle_window)
+    first = _after_warm_up(context, low, high)
+    borders = np.array([low, first, high] if low < first < high else [low, high], np.int64)
+    return MeasuredSteps(np.full(len(borders) - 1, -1), borders[:-1], borders[1:], borders[1:] <= first)
+
+
+def _after_warm_up(context: Context, low: int, high: int) -> int:
+    """Returns when the last one-time gap ends, or `low` if there is none. Unix ns."""
+    gaps = context.get(idle_gaps)
+    end = _once(context, gaps, low, high) if len(gaps.windows) == 1 else None
+    while end is not None:
+        low, end = end, _once(context, gaps, end, high)
+    return low
+
+
+def _once(context: Context, gaps: IdleGaps, low: int, high: int) -> int | None:
+    """Returns the end of the last one-time gap since `low`; None if there is none."""
+    activity = context.get(gpu)
+    inside = np.sort(activity.start[(activity.start > low) & (activity.start < high)])
+    if len(inside) < MIN_ACTIVITIES:
+        return None
+    followed = (gaps.start >= low) & (gaps.after >= 0)
+    early = gaps.end <= inside[len(inside) // 2]
+    later = int(gaps.length[followed & ~early].sum())
+    least = max(ONCE_NS, ONCE_SHARE * (high - low), later)
+    once = followed & early & (gaps.length > least)
+    return int(gaps.end[once].max()) if once.any() else None
 
 
 def blocking_calls(context: Context) -> Flags:

@@ -35,11 +35,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.cause_views import MeasuredSteps, measured_steps
 from kineto_trace.analysis.distributed.rank_simulation import LAUNCH_NS, longest_without_wait
 from kineto_trace.analysis.host_time.moment_classes import framework_calls, optimizer_steps
 from kineto_trace.analysis.host_time.user_calls import host_steps, moments
-from kineto_trace.analysis.idle_gaps import ALLOCATING, blocking_calls, blocking_copies
+from kineto_trace.analysis.idle_gaps import ALLOCATING, MeasuredSteps, blocking_calls, blocking_copies, measured_steps
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, containing, union
 from kineto_trace.arrays.longest_paths import Edges, longest

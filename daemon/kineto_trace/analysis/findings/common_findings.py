@@ -33,11 +33,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kineto_trace.analysis.cause_views import CAUSES, measured_steps, time_causes
+from kineto_trace.analysis.cause_views import CAUSES, time_causes
 from kineto_trace.analysis.distributed.rank_pace import REMEDY
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.standing import STANDS_STILL
 from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES
+from kineto_trace.analysis.idle_gaps import measured_steps
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES
 from kineto_trace.analysis.step_replay import ReplayChange, step_replay
 from kineto_trace.arrays.id_sets import unique_values

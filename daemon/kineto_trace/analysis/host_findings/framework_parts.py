@@ -253,8 +253,10 @@ def main_purpose(spent: Floats) -> int:
 
 
 def has_training(context: Context) -> bool:
-    """Returns whether a forward with a backward, a backward or an optimizer was seen."""
-    return bool(np.isin(context.get(moment_classes).kind, TRAINING).any())
+    """Returns whether a forward with a backward, a backward or an optimizer was seen; a module's call alone is none."""
+    classes = context.get(moment_classes)
+    trains = np.isin(classes.kind, (MomentClass.BACKWARD, MomentClass.OPTIMIZER))
+    return bool((trains | ((classes.kind == MomentClass.FORWARD) & classes.linked)).any())
 
 
 def subtrees(context: Context) -> Iterator[Subtree]:

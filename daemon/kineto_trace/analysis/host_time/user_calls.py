@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kineto_trace.analysis.idle_gaps import measured_steps
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import containing, union
 from kineto_trace.arrays.row_groups import group, in_subtrees, places_by_value, sums
@@ -130,11 +131,13 @@ class HostMoments:
 
 def host_steps(context: Context) -> TrainingSteps:
     """Returns the steps of the training thread."""
-    found, trace, thread = context.get(paced_steps), context.trace, context.get(training_thread)
+    found, thread = context.get(paced_steps), context.get(training_thread)
     whole = len(found) > 0
     found = found if whole else context.get(steps)
     if not len(found):
-        window = np.array([trace.window_start_ns]), np.array([trace.window_end_ns])
+        measured = context.get(measured_steps)
+        first, last = (int(side[~measured.left_out][-1]) for side in (measured.start, measured.end))
+        window = np.array([first]), np.array([last])
         return TrainingSteps(thread, *window, np.zeros(1, np.int64), told=False, whole=False)
     own = found.thread == thread
     start, end = found.start[own], np.minimum(found.end[own], np.append(found.start[own][1:], found.end[own][-1]))

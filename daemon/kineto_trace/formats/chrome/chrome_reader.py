@@ -308,6 +308,7 @@ def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
     loaded = build(document.parser, base)
     ours = _object(head, "kinetod")
     stated = None if MERGED in head else _stated_window(ours)  # a merged file has the window of one rank there
+    notes += loaded.notes
     start, end = stated or _window(loaded.tables)
     devices, losses = header_value(head, "deviceProperties"), recorded_losses(head)
     return Trace(

@@ -14,6 +14,9 @@ Theory of operation
       origin column external_id keeps the file's own ids.
     - A backward op names the thread of its forward op by torch's own thread number. Arrows (fwdbwd) from a thread to a
       backward op show which thread that is.
+    - Ids (correlation, external id, arrows) are unique within a process. Mergers of ranks put a label in front of all
+      pids, also those of GPU rows ("[TP00] 10"): such ids are made unique in the file, and the origin keeps the file's.
+      In other files, work whose id calls of several processes have belongs to none of them.
     - Python calls refer to their caller by "Python parent id"; in files without such ids the times show the caller.
 """
 
@@ -25,14 +28,18 @@ import numpy as np
 from kineto_agent.protocol.records import SCOPE_BACKWARD_FUNCTION, SCOPE_USER
 
 from kineto_trace.arrays.id_sets import distinct, lookup
+from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import AnyArray, Flags, Ints, UInts32, UInts64
+from kineto_trace.base.quantities import times
 from kineto_trace.decode.activity_names import MEMCPY_KINDS, MEMORY_KINDS, OVERHEAD_KINDS, SYNC_TYPES
 from kineto_trace.decode.torch.kineto_text import depths
 from kineto_trace.formats.chrome.chrome_native_reader import Parser
 from kineto_trace.formats.chrome.counter_tracks import fill_counters, with_lengths
 from kineto_trace.model.activity_tables import COUNTER, FIRST_ARG_BIT, KINDS, TS
 from kineto_trace.model.trace import (
+    API_TABLES,
     FILE_TABLES,
+    GPU_TABLES,
     HOST_TABLES,
     NO_ROW,
     NO_STRING,
@@ -46,6 +53,9 @@ from kineto_trace.structure.nesting import nest_tables
 
 MADE_UP = 1 << 31  # first number given to threads whose tid cannot be used
 FLOW_CATEGORIES = ("fwdbwd", "forward_backward")
+OP_ID = "op_id"  # origin column of ops in files of several processes, while their tables are made
+_IDS = (("correlation", "wait_on_correlation"), ("external_id",), ("id",))  # columns with ids of the same kind
+_LABEL = re.compile(r"\[[^\]]+\]")  # of the rank, in front of a pid
 _UNKNOWN_DEVICE = 0xFFFFFFFF
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
@@ -78,6 +88,7 @@ class ChromeRows:
     tables: Mapping[str, Table]
     tracks: ChromeTracks
     strings: list[str]
+    notes: tuple[str, ...] = ()
 
 
 def build(parser: Parser, base_ns: int) -> ChromeRows:
@@ -85,17 +96,19 @@ def build(parser: Parser, base_ns: int) -> ChromeRows:
     strings = parser.strings()
     parts = {kind: columns for kind in KINDS if (columns := parser.take(kind))}
     tracks = _tracks(parser.tracks(), parts, strings)
+    of_file, notes = _separate_processes(parts, tracks, strings)
     tables: dict[str, Table] = {}
     for kind in list(parts):
         columns = parts.pop(kind)
         columns["start"] += base_ns
-        tables[kind] = _table(kind, columns, tracks, strings)
+        table = _table(kind, columns, tracks, strings)
+        tables[kind] = Table(kind, table.columns, {**table.origin, **of_file.get(kind, {})})
     tables.update(_ops({kind: tables[kind] for kind in OP_TABLES if kind in tables}))
     if COUNTER in tables:
         tables[COUNTER] = with_lengths(tables[COUNTER], tables.get("other", make_table("other", 0, {})), strings)
     if "cpu_op" in tables and "flow" in tables:
         tables["cpu_op"] = _with_torch_threads(tables["cpu_op"], tables["flow"], strings)
-    return ChromeRows(tables, tracks, strings)
+    return ChromeRows(tables, tracks, strings, notes)
 
 
 # ---- threads
@@ -138,6 +151,80 @@ def _number(value: int, strings: Sequence[str]) -> int | None:
         found = _NUMBER.search(strings[TEXT_ID - value])
         return int(found[0]) if found else None
     return value if 0 <= value < MADE_UP else None
+
+
+# ---- ids of several processes
+
+
+def _separate_processes(
+    parts: Mapping[str, Columns], tracks: ChromeTracks, strings: Sequence[str]
+) -> tuple[dict[str, Columns], tuple[str, ...]]:
+    """Makes the ids of several processes unique. Returns the file's own ids by kind and column, and notes."""
+    labels: dict[str, int] = {}
+    label = np.array([_label(pid, strings, labels) for pid in tracks.pid.tolist()], np.int64)
+    if len(labels) < 2:
+        return _without_shared(parts, tracks)
+    of_file: dict[str, Columns] = {}
+    for names in _IDS:
+        held = [(kind, name) for name in names for kind, columns in parts.items() if _has_id(kind, columns, name)]
+        values = [parts[kind][name].astype(np.int64) for kind, name in held]
+        owners = [label[parts[kind]["track"]] for kind, _ in held]
+        if not held:
+            continue
+        joined, owner = np.concatenate(values), np.concatenate(owners)
+        numbers = group([owner, joined]).number + 1
+        numbers[joined <= 0] = 0
+        for (kind, name), part in zip(
+            held, np.split(numbers, np.cumsum([len(each) for each in values])[:-1]), strict=True
+        ):
+            own = parts[kind][name]
+            of_file.setdefault(kind, {})[name] = own
+            if kind in OP_TABLES:
+                parts[kind][OP_ID] = part
+            else:
+                parts[kind][name] = part.astype(own.dtype)
+    return of_file, ("the file contains the traces of several ranks; to analyse one rank, use that rank's own trace",)
+
+
+def _label(pid: int, strings: Sequence[str], labels: dict[str, int]) -> int:
+    """Returns the number of the label in front of a pid; 0 if it has none."""
+    found = _LABEL.match(strings[TEXT_ID - pid]) if pid <= TEXT_ID else None
+    return labels.setdefault(found[0], len(labels) + 1) if found else 0
+
+
+def _has_id(kind: str, columns: Columns, name: str) -> bool:
+    return name in columns and (name != "id" or kind == "flow")
+
+
+def _without_shared(parts: Mapping[str, Columns], tracks: ChromeTracks) -> tuple[dict[str, Columns], tuple[str, ...]]:
+    """Takes the correlation from GPU work if calls of several processes have the same; returns as above."""
+    calls = [parts[kind] for kind in API_TABLES if "correlation" in parts.get(kind, {})]
+    if not calls:
+        return {}, ()
+    used = sum(np.bincount(columns["track"], minlength=len(tracks.pid)) for columns in calls)
+    if len(distinct(tracks.pid[used > 0])) < 2:
+        return {}, ()
+    correlation = np.concatenate([columns["correlation"] for columns in calls])
+    pid = np.concatenate([tracks.pid[columns["track"]] for columns in calls])
+    pairs = group([correlation, pid]).first
+    values, counts = np.unique(correlation[pairs], return_counts=True)
+    shared = values[(counts > 1) & (values > 0)]
+    of_file: dict[str, Columns] = {}
+    taken = 0
+    for kind, columns in parts.items():
+        if kind in GPU_TABLES and "correlation" in columns and len(shared):
+            mine = np.isin(columns["correlation"], shared)
+            of_file[kind] = {"correlation": columns["correlation"]}
+            columns["correlation"] = np.where(mine, 0, columns["correlation"])
+            if "external_id" in columns:
+                of_file[kind]["external_id"] = columns["external_id"]
+                columns["external_id"] = np.where(mine, 0, columns["external_id"])
+            taken += int(mine.sum())
+    note = (
+        f"{times(taken, 'GPU activity has an id', 'GPU activities have ids')} that calls of several processes share, "
+        "so it is unknown what launched them; use the trace of one process"
+    )
+    return of_file, (note,) if taken else ()
 
 
 # ---- tables
@@ -276,14 +363,17 @@ def _ops(tables: Mapping[str, Table]) -> dict[str, Table]:
     """Completes the ids and torch's thread numbers of operators and annotations."""
     if not tables:
         return {}
-    given = [table.origin.get("external_id", np.zeros(len(table), np.int64)) for table in tables.values()]
+    given = [
+        table.origin.get(OP_ID, table.origin.get("external_id", np.zeros(len(table), np.int64)))
+        for table in tables.values()
+    ]
     joined = np.concatenate(given)
     ids = _unique_ids(joined)
     parts = np.split(ids, np.cumsum([len(part) for part in given])[:-1])
     found = {}
     for (kind, table), own, part in zip(tables.items(), given, parts, strict=True):
         origin = dict(table.origin)
-        if ids is joined and "external_id" in origin:
+        if origin.pop(OP_ID, None) is None and ids is joined and "external_id" in origin:
             del origin["external_id"]  # it equals the column id
         backward = table["forward_thread"] > 0
         scope = np.where(backward, SCOPE_BACKWARD_FUNCTION, 0).astype(np.uint8)

@@ -284,7 +284,7 @@ def _names(table: Table) -> AnyArray:
 
 
 def _member_id(table: Table) -> AnyArray | None:
-    return table.columns["id"] if table.kind == "flow" else table.origin.get("member_id")
+    return table.origin.get("id", table.columns["id"]) if table.kind == "flow" else table.origin.get("member_id")
 
 
 def _argument(members: "_Members", arg: Arg, table: Table) -> None:

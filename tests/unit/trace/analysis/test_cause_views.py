@@ -16,11 +16,11 @@ from kineto_trace.analysis.cause_views import (
     OF_THE_HOST,
     TITLES,
     host_causes,
-    measured_steps,
     rank_time_causes,
     time_causes_view,
 )
 from kineto_trace.analysis.findings.finding_views import findings
+from kineto_trace.analysis.idle_gaps import measured_steps
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.open.trace_opener import open_trace

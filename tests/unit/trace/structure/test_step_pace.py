@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.cause_views import measured_steps, time_causes_view
+from kineto_trace.analysis.cause_views import time_causes_view
 from kineto_trace.analysis.diff.diff_views import diff_kernels, diff_steps
 from kineto_trace.analysis.diff.step_noise import RAN_AHEAD
 from kineto_trace.analysis.distributed.rank_views import rank_step_table, rank_table
 from kineto_trace.analysis.findings.finding_views import findings_view
 from kineto_trace.analysis.host_time.user_calls import host_steps
+from kineto_trace.analysis.idle_gaps import measured_steps
 from kineto_trace.analysis.overview.overview_views import gpu_summary, overview, step_breakdown
 from kineto_trace.model.context import Context
 from kineto_trace.structure.step_pace import is_warm_up, step_pace

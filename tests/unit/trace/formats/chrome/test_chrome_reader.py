@@ -15,7 +15,8 @@ from kineto_trace.formats.chrome.chrome_native_reader import PADDING
 from kineto_trace.formats.chrome.chrome_reader import MAX_HEAD_BYTES, MEMBER_BYTES, PIECE_BYTES, load_chrome
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import UNKNOWN_STREAM, Trace
-from support.trace_files.chrome_files import BASE_NS, back, document, event, load, load_events, names
+from kineto_trace.structure.activity_links import gpu
+from support.trace_files.chrome_files import BASE_NS, back, document, event, load, load_events, names, written
 
 
 def kernel(name: str = "k", ts: float = 0, **changes: Any) -> dict[str, Any]:
@@ -513,3 +514,46 @@ def test_what_takes_more_memory_than_is_free_is_an_error_before_it_is_taken(monk
     monkeypatch.setattr(quantities, "free_memory", lambda: KEPT_FREE_BYTES + piece - 1)
     with pytest.raises(MemoryError, match=r"trace\.json needs another 4 MiB of memory, but only 260 MiB are free"):
         read(GOOD)
+
+
+def _rank(pid: Any, gpu: Any, thread: int, at: int, name: str) -> list[dict[str, Any]]:
+    """An operator, its call and its kernel, with the ids that every process has."""
+    ids = {"correlation": 7, "External id": 3}
+    return [
+        {"ph": "X", "cat": "cpu_op", "name": f"aten::{name}", "pid": pid, "tid": thread, "ts": at, "dur": 40,
+         "args": {"External id": 3}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": pid, "tid": thread, "ts": at + 5,
+         "dur": 8, "args": ids},
+        {"ph": "X", "cat": "kernel", "name": name, "pid": gpu, "tid": 7, "ts": at + 30, "dur": 9,
+         "args": {"device": thread - 10, "stream": 7, **ids}},
+    ]  # fmt: skip
+
+
+def _launched_by(loaded: Trace) -> dict[str, str]:
+    """The operator of each kernel; "" if it is unknown."""
+    context, strings = Context(loaded), loaded.strings
+    activity, ops = context.get(gpu), loaded.table("cpu_op")["name"]
+    of = [strings[int(ops[op])] if op >= 0 else "" for op in activity.op.tolist()]
+    return dict(zip([strings[name] for name in activity.name.tolist()], of, strict=True))
+
+
+def test_ids_of_ranks_whose_pids_have_labels_are_apart() -> None:
+    events = _rank("[TP00] 10", "[TP00] 0", 10, 1000, "mm") + _rank("[TP01] 11", "[TP01] 1", 11, 1500, "add")
+    loaded = load_events(*events)
+    assert _launched_by(loaded) == {"mm": "aten::mm", "add": "aten::add"}
+    assert any("the traces of several ranks" in note for note in loaded.notes)
+    assert json.loads(written(loaded))["traceEvents"] == events
+
+
+def test_work_whose_id_calls_of_several_processes_have_belongs_to_none() -> None:
+    events = _rank(10, 0, 10, 1000, "mm") + _rank(11, 1, 11, 1500, "add")
+    loaded = load_events(*events)
+    assert _launched_by(loaded) == {"mm": "", "add": ""}
+    assert any("2 GPU activities have ids that calls of several processes share" in note for note in loaded.notes)
+    assert json.loads(written(loaded))["traceEvents"] == events
+
+
+def test_ids_of_one_process_are_as_in_the_file() -> None:
+    loaded = load_events(*_rank(10, 0, 10, 1000, "mm"))
+    assert _launched_by(loaded) == {"mm": "aten::mm"} and loaded.notes == ()
+    assert loaded.table("kernel")["correlation"].tolist() == [7]
