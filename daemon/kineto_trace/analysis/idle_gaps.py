@@ -91,7 +91,10 @@ class MeasuredSteps:
         if not self.length[self.left_out].any():
             return None
         took = format_duration(int(self.length[self.left_out].sum()))
-        return f"the first {took}, up to the end of a gap that does not recur, are left out as warm-up"
+        return (
+            f"the first {took} are left out: they end with a gap that does not recur (a warm-up, or a wait for work that "
+            "was not recorded)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,8 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     rows, causes = findings.rows(), [] if time is None else time.rows()
     if standing := _standing(rows):
         return _standstill(standing, traces)
-    lead = _length(causes, ranks, traces)
+    doubt = findings.doubt
+    lead = (f"{doubt[:1].upper()}{doubt[1:]}. " if doubt else "") + _length(causes, ranks, traces)
     best = next(filter(_is_sure, rows), None)
     if best is not None:
         found, to_do = f"{lead}{_title(best, traces)}.", _to_do(best)

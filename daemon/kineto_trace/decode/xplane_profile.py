@@ -5,9 +5,11 @@ Theory of operation
 
     /host:CPU     A line per thread. An event with an "hlo_op" is an HLO operation that ran on the CPU (cpu_op). One
                   with "step_num" is a StepTraceAnnotation of the program (user_annotation, which keeps the number as an
-                  argument). Everything else is a range marked with a TraceMe: XLA's and JAX's own (C++ names, and those
-                  of _RUNTIME) are operations of the runtime (cpu_op), the rest is taken to be the program's
-                  (user_annotation). XLA does not distinguish them.
+                  argument). One with a "correlation_id" is a call of the runtime or driver (cuda_runtime, cuda_driver).
+                  "$file.py:3 f" is a call of a Python function; those by which the profiler itself was started or
+                  stopped are left out. Everything else is a range marked with a TraceMe: XLA's and JAX's own (C++
+                  names, and those of _RUNTIME) are operations of the runtime (cpu_op), the rest is taken to be the
+                  program's (user_annotation). XLA does not distinguish them.
     /device:…     Work on a device, with its stream and HLO operation: see below.
     Task Environment   When the profile began (Unix ns). Times of lines are after that, or Unix, too.
 
@@ -31,7 +33,18 @@ from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.hlo_modules import HloArguments, parts
 from kineto_trace.decode.xspace import Damaged, Event, Plane, ProfileLine, Value, planes
 from kineto_trace.model.activity_tables import NO_PRIORITY, STEP_NUMBER
-from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, SCHEMAS, StringTable, Table, make_table
+from kineto_trace.model.trace import (
+    API_TABLES,
+    NO_MODULE,
+    NO_ROW,
+    NO_SEQUENCE,
+    NO_STRING,
+    OP_TABLES,
+    SCHEMAS,
+    StringTable,
+    Table,
+    make_table,
+)
 from kineto_trace.spool.raw_records import RawSource
 
 FORMAT = XPLANE_FORMAT
@@ -43,6 +56,9 @@ _RUNTIME = re.compile(
     r"::|^(?:PJRT_|Pj(?:it|Rt|RT)|ParseArguments$|Handle |Wait for |AllocateOutput|ComputeSemaphore|BufferFromHost|"
     r"XlaCompile|backend_compile|cu[A-Z]|Memcpy|Memset|\[\d+\] )"
 )
+_FRAME = re.compile(r"\$(\S+?):(\d+) (.+)", re.DOTALL)
+_PROFILING = re.compile(r"profiler\.py\(\d+\): (?:start_|stop_|_stop_)\w+$")
+_CALL = re.compile(r"(?:cuda|hip|cu)[A-Z]")
 _MOST_STEP = 2**53  # as in iterations.py
 _DEVICE = re.compile(r"/device:[^\s/]*?:(\d{1,9})(?:\s|$)")
 _STREAM = re.compile(r"Stream #(\d{1,9})")
@@ -60,6 +76,7 @@ _LAUNCH_COLUMNS = (
     "registers", "static_shared_memory", "dynamic_shared_memory", "grid_x", "grid_y", "grid_z", "block_x", "block_y",
     "block_z",
 )  # fmt: skip
+_NO_SAMPLES = {"lines": NO_STRING, "callees": NO_STRING, "module": NO_MODULE}
 _KINDS = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 _UNIX_NS = 1 << 58  # from 1979 on: smaller times are after the beginning of the profile
@@ -107,6 +124,8 @@ class Profiles:
         self._metadata = metadata
         self._arguments = HloArguments(strings)
         self._ops = _Ops()
+        self._calls = _Calls()
+        self._frames: dict[int, list[tuple[int, int, str]]] = {}  # start, end and name by thread
         self._devices = DevicePlanes(strings, self._arguments)
         self._threads: dict[str, int] = {}  # by the name of the line
         self._names: dict[int, str] = {}
@@ -132,10 +151,15 @@ class Profiles:
 
     def decoded(self, damaged: int) -> Decoded:
         """Returns all rows. damaged: how many profiles broke off."""
-        tables = {**self._ops.tables(self._strings), **self._devices.tables()}
+        tables = {
+            **self._ops.tables(self._strings),
+            **self._calls.tables(self._strings),
+            **self._devices.tables(),
+            **_python(self._frames, self._strings),
+        }
         wanted = self._metadata.get("activity_types")
         if isinstance(wanted, list):
-            unwanted = (set(OP_TABLES) | {"kernel"}) - set(map(str, wanted))
+            unwanted = {*OP_TABLES, *API_TABLES, "kernel", "python_function"} - set(map(str, wanted))
             tables = {kind: table for kind, table in tables.items() if kind not in unwanted}
         warnings = []
         if damaged:
@@ -168,6 +192,11 @@ class Profiles:
         if operation is not None:
             inputs = self._arguments.number(str(operation), str(stats.get("hlo_module", "")))
             self._ops.add(False, event.name, thread, start, duration, inputs)
+        elif _CALL.match(event.name) and (correlation := _number(stats, "correlation_id", _U32)):
+            self._calls.add(event.name, thread, start, duration, correlation)
+        elif frame := _FRAME.fullmatch(event.name):
+            name = f"{frame[1]}({frame[2]}): {frame[3]}"
+            self._frames.setdefault(thread, []).append((start, start + duration, name))
         elif isinstance(step, int) and 0 <= step < _MOST_STEP:
             self._ops.add(True, event.name, thread, start, duration, self._strings.add(f'"{STEP_NUMBER}":{step}'))
         else:
@@ -241,6 +270,66 @@ class _Ops:
             )
             for kind, chosen in (("cpu_op", ~user), ("user_annotation", user))
         }
+
+
+class _Calls:
+    """The columns of both tables of calls."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[tuple[str, int, int, int, int]]] = {}
+
+    def add(self, name: str, thread: int, start: int, duration: int, correlation: int) -> None:
+        kind = "cuda_driver" if name.startswith("cu") and not name.startswith("cuda") else "cuda_runtime"
+        self._rows.setdefault(kind, []).append((name, thread, start, duration, correlation))
+
+    def tables(self, strings: StringTable) -> dict[str, Table]:
+        """Returns the tables that have rows, in the order of their starts."""
+        found = {}
+        for kind, rows in self._rows.items():
+            name, thread, start, duration, correlation = zip(*sorted(rows, key=lambda row: row[2]), strict=True)
+            columns: dict[str, AnyArray] = {
+                "start": np.array(start, np.int64),
+                "duration": np.array(duration, np.int64),
+                "name": strings.add_all(list(name)),
+                "thread": np.array(thread, np.uint32),
+                "correlation": np.array(correlation, np.uint32),
+            }
+            found[kind] = make_table(kind, len(rows), columns)
+        return found
+
+
+def _python(frames: Mapping[int, list[tuple[int, int, str]]], strings: StringTable) -> dict[str, Table]:
+    """Returns the calls of Python functions by thread, callers first, without those of the profiler itself."""
+    name, thread, start, duration, parent, depth = ([] for _ in range(6))  # type: tuple[list[Any], ...]
+    for number, calls in sorted(frames.items()):
+        open_calls: list[tuple[int, int]] = []  # row and end
+        profiled = 0  # until then, the profiler itself runs
+        for begin, end, text in sorted(calls, key=lambda call: (call[0], -call[1])):
+            if _PROFILING.search(text):
+                profiled = max(profiled, end)
+            if begin < profiled:
+                continue
+            while open_calls and open_calls[-1][1] <= begin:
+                open_calls.pop()
+            parent.append(open_calls[-1][0] if open_calls else NO_ROW)
+            depth.append(len(open_calls))
+            open_calls.append((len(name), end))
+            name.append(text)
+            thread.append(number)
+            start.append(begin)
+            duration.append(end - begin)
+    if not name:
+        return {}
+    columns: dict[str, AnyArray] = {
+        "start": np.array(start, np.int64),
+        "duration": np.array(duration, np.int64),
+        "name": strings.add_all(name),
+        "thread": np.array(thread, np.uint32),
+        "parent": np.array(parent, np.int32),
+        "depth": np.array(depth, np.int32),
+        **{column: np.full(len(name), missing, np.int32) for column, missing in _NO_SAMPLES.items()},
+    }
+    return {"python_function": make_table("python_function", len(name), columns)}
 
 
 # Decodes the planes of devices in XLA's profiles: the work there, with its stream and HLO operation.

@@ -23,7 +23,8 @@ from kineto_trace.model.trace import NAME_CHARS
 COMMUNICATION_OP = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|hccl|rccl):")  # ranges that torch.distributed records
 _COMMUNICATION = (
     "nccl", "rccl", "multimem_", "one_shot_all_reduce", "two_shot_all_reduce", "cross_device_reduce",
-    "allreduce_fusion", "mscclpp", "nvshmem", "rocshmem", "oneccl", "ishmem",
+    "allreduce_fusion", "mscclpp", "nvshmem", "rocshmem", "oneccl", "ishmem", "hccl", "hcom_", "deep_ep", "quickreduce",
+    "quick_reduce", "mooncake", "pplx",
 )  # fmt: skip
 DATA_LOADING = re.compile(r"^enumerate\(DataLoader\)#.*\.__next__$|^enumerate\(DataPipe\)#", re.DOTALL)
 HTA_TYPES = ("COMMUNICATION", "MEMORY", "COMPUTATION", "OTHER")  # in the order of HTA's tests; by number

@@ -57,6 +57,7 @@ ORIGIN_COLUMNS = (
     Column("members", "int32", "its members other than the arguments, as JSON members; -1: none", text=True),
     Column("place", "uint32", "number of the event in the file, from 0: HTA's figures need the order over all tables"),
 )
+DOUBTED = "the times of this trace cannot be trusted"  # what the note begins with on a trace with impossible times
 TRUNCATED = "the file is truncated in"  # what the note begins with on a file that ends before its last activity
 TEXT_ID = -(2**62)
 NO_SEQUENCE = -1

@@ -206,6 +206,8 @@ def load_xplane(path: Path) -> Trace:
     except Damaged:
         damaged = 1
     decoded = profiles.decoded(damaged)
+    if not decoded.records and damaged:
+        raise FileError(f"{path} is a damaged XLA profile: nothing of it could be read. Copy the file again")
     if not decoded.records:
         raise FileError(f"{path} is an XLA profile without known events: record again, for longer")
     tables = relate(with_program_steps(decoded.tables, strings) or decoded.tables, strings)

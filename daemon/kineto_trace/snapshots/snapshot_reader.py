@@ -40,7 +40,8 @@ _STATES = {
     "active_pending_free": AWAITING,
     "inactive": INACTIVE,
 }
-_MOST = 1 << 63  # of any number
+_MOST = 1 << 63  # of any number but addresses
+_MOST_ADDRESS = 1 << 64
 _UNTOLD = -1
 SNAPSHOT_FORMAT = ATTACHMENTS["memory_snapshot"]
 SUFFIX = ATTACHMENT_SUFFIXES[SNAPSHOT_FORMAT]
@@ -261,14 +262,14 @@ def _items(value: Any, key: str | int, where: str) -> "Sequence[tuple[int, Any]]
 
 
 def _number(value: Any, key: str, where: str, missing: int | None = None) -> int:
-    """Returns a number from 0 to 2^63 of a dict; `missing` if there is none. Raises _WrongValue."""
+    """Returns a number below 2^63 (addresses: 2^64) of a dict; `missing` if there is none. Raises _WrongValue."""
     if type(value) is not dict:
         raise _WrongValue(f"{where}: expected a dict, not {type(value).__name__}")
     found = value.get(key, missing)
     if type(found) is not int:
         told = f"expected a number, not {type(found).__name__}" if key in value else "is missing"
         raise _WrongValue(f"{where}.{key}: {told}")
-    if found != missing and not 0 <= found < _MOST:
+    if found != missing and not 0 <= found < (_MOST_ADDRESS if key.startswith("addr") else _MOST):
         raise _WrongValue(f"{where}.{key}: the number is out of range")
     return found
 

@@ -150,7 +150,8 @@ _TABLE = (
             r"torch/_inductor/(?:codegen|fx_passes|kernel)/",
             r"torch/_inductor/runtime/triton_heuristics\.py: .*(?:compile|autotun|benchmark|descent|_make_launcher)",
             r"torch/fx/(?!graph_module\.py: .*(?:__call__|call_wrapped)$|interpreter\.py)",
-            *(r"jax/_src/compiler\.py", r"jax/_src/interpreters/(?:mlir|partial_eval)\.py", r"triton/compiler/"),
+            *(r"jax/_src/compiler\.py", r"jax/_src/interpreters/(?:mlir|partial_eval)\.py"),
+            r"triton/compiler/(?!compiler\.py: (?:CompiledKernel\.)?(?:__get\w+|run|launch_metadata)$)",
         ),
     ),
     _Row(CallKind.NONE, FrameKind.BACKWARD, (r"torch/autograd/(?:graph|__init__)\.py",)),
@@ -204,7 +205,7 @@ _TABLE = (
         FrameKind.INPUT_OUTPUT,
         (r"gzip", r"zipfile", r"tarfile", r"bz2", r"lzma", r"zlib", r"zstandard"),
     ),
-    _Row(CallKind.IMAGE, FrameKind.INPUT_OUTPUT, (r"PIL/Image\w*\.py",)),
+    _Row(CallKind.IMAGE, FrameKind.INPUT_OUTPUT, (r"PIL/ImageFile\.py", r"PIL/Image\.py: (?:.*\.)?(?:open|save)$")),
     _Row(
         CallKind.IMAGE,
         FrameKind.RUNNING,

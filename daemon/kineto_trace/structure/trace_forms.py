@@ -1,11 +1,15 @@
 """Maps older or vendor-specific forms of GPU traces to those of today's Kineto: the same activities in today's tables.
 
 Theory of operation
-    Two forms differ. PyTorch before 1.9 recorded the ranges of its own Python code (steps, DataLoader, optimizers) as
+    Four forms differ. PyTorch before 1.9 recorded the ranges of its own Python code (steps, DataLoader, optimizers) as
     operators. MTIA's device activities have the category mtia_ccp_events; copies among them are called dma_…, and
-    events are marks or waits, not work. Views of exact figures, SQL and flame graphs get a trace in which these rows
-    are annotations, copies and kernels. Readers, writers of traces, and code that reproduces other tools' figures use
-    the file's own tables.
+    events are marks or waits, not work. On AMD GPUs, copies and fills by kernels of the runtime (__amd_rocclr_…) are
+    recorded as kernels. Other writers have a begin and an end event for each kernel. Views of exact figures, SQL and
+    flame graphs get a trace in which these rows are annotations, copies, fills and kernels. Readers, writers of traces,
+    and code that reproduces other tools' figures use the file's own tables.
+
+    A kernel that was still running when the three kernels after it on its stream had ended has an impossible duration:
+    views get a trace without it, and the doubt. (Not on AMD GPUs, whose queues are not in order, and not in graphs.)
 
     In our own files, sampled slices of Python are moved so that they nest in viewers, and say by how much. Views get
     them where they were sampled, so that a file has the same figures as the stored columns that it was written from.
@@ -17,11 +21,15 @@ from dataclasses import replace
 import numpy as np
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.array_types import AnyArray, Flags, Ints, Ints32, UInts8
+from kineto_trace.base.quantities import format_duration, times
 from kineto_trace.decode.activity_names import MEMCPY_KINDS
-from kineto_trace.model.activity_tables import FIRST_ARG_BIT, KINDS, NO_PRIORITY, STEP_PREFIX
+from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
+from kineto_trace.model.activity_tables import FIRST_ARG_BIT, KINDS, NO_PRIORITY, STEP_PREFIX, table_of
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import GPU_TABLES, NO_ROW, NO_STRING, ORIGIN_COLUMNS, Table, Trace, make_table
+from kineto_trace.model.trace import DOUBTED, GPU_TABLES, NO_ROW, NO_STRING, ORIGIN_COLUMNS, Table, Trace, make_table
+from kineto_trace.structure.activity_links import gpu_vendor
 from kineto_trace.structure.module_calls import is_lightning
 from kineto_trace.structure.python_frames import sample_period_ns
 
@@ -39,6 +47,10 @@ _COPY = "dma"
 _MARKS = ("event_record", "event_wait")
 _DIRECTIONS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD"}
 _TOLD_BY = {"correlation": "correlation", "bytes": "size"}  # columns of GPU work by arguments of MTIA
+_RUNTIME_KERNELS = {"gpu_memcpy": "__amd_rocclr_copy", "gpu_memset": "__amd_rocclr_fill"}
+_OF_GPU_WORK = ("start", "duration", "name", "device", "stream", "correlation", "external_id")
+_BEGIN, _END = ord("B"), ord("E")
+_LATER, _MARGIN_NS = 3, 1000  # kernels that ended before, and by how much
 _MEMBERS = (1 << FIRST_ARG_BIT) - 1
 _FURTHEST_NS = 10**12  # a file may hold anything
 PROFILER_SPAN = "PyTorch Profiler (0)"
@@ -48,7 +60,8 @@ SPANNING = (*GPU_TABLES, "cuda_runtime", "cpu_op", "user_annotation", "gpu_user_
 
 def with_current_forms(context: Context) -> Context:
     """Returns the context of the same trace with such rows in today's tables."""
-    trace = _with_device_work(_with_ranges(_with_sampled_times(context.trace)))
+    trace = _with_copies(_with_pairs(_with_device_work(_with_ranges(_with_sampled_times(context.trace)))))
+    trace = _without_impossible(trace, context.get(gpu_vendor))
     return context if trace is context.trace else Context(trace, rank=context.rank, worker=context.worker)
 
 
@@ -117,6 +130,90 @@ def _with_device_work(trace: Trace) -> Trace:
     changed = {kind: _joined(trace.table(kind), table) for kind, table in found.items()}
     changed["other"] = other.take(np.flatnonzero(~copies & ~work))
     return replace(trace, strings=strings, tables={**trace.tables, **changed})
+
+
+def _with_copies(trace: Trace) -> Trace:
+    """Returns the trace with kernels by which AMD's runtime copies and fills as copies and fills."""
+    kernels = trace.table("kernel")
+    changed: dict[str, Table] = {}
+    moved = np.zeros(len(kernels), np.bool_)
+    for kind, beginning in _RUNTIME_KERNELS.items():
+        rows = _those(trace, kernels["name"], lambda text, beginning=beginning: text.startswith(beginning))
+        if rows.any():
+            part = kernels.take(np.flatnonzero(rows))
+            columns = {name: part[name] for name in _OF_GPU_WORK}
+            origin = {column.name: part.origin[column.name] for column in ORIGIN_COLUMNS} if part.origin else {}
+            if origin:
+                origin["present"] = origin["present"] & np.uint64(_MEMBERS)
+            changed[kind] = _joined(trace.table(kind), make_table(kind, len(part), columns, origin))
+            moved |= rows
+    if not changed:
+        return trace
+    changed["kernel"] = kernels.take(np.flatnonzero(~moved))
+    return replace(trace, tables={**trace.tables, **changed})
+
+
+def _with_pairs(trace: Trace) -> Trace:
+    """Returns the trace with GPU work that the file tells by begin and end events."""
+    other = trace.table("other")
+    if not len(other) or not other.origin or not (other["phase"] == _BEGIN).any():
+        return trace
+    changed: dict[str, Table] = {}
+    for kind in GPU_TABLES:
+        begins = _those(trace, other["category"], lambda text, kind=kind: table_of(text) == kind)
+        begins &= other["phase"] == _BEGIN
+        if begins.any():
+            rows, length = _paired(other, begins)
+            priority = {"priority": np.full(len(rows), NO_PRIORITY)} if kind == "kernel" else {}
+            found = _on_device(kind, other.take(rows), {"duration": length, **priority})
+            changed[kind] = _joined(trace.table(kind), found)
+    return replace(trace, tables={**trace.tables, **changed}) if changed else trace
+
+
+def _paired(other: Table, begins: Flags) -> tuple[Ints, Ints]:
+    """Returns the rows of begin events that end, and the lengths (ns), in the order of their ends."""
+    track = group([other.origin["pid"], other.origin["tid"]]).number
+    mine = np.isin(track, track[begins]) & np.isin(other["phase"], (_BEGIN, _END))
+    rows = np.flatnonzero(mine)
+    rows = rows[np.lexsort((other.origin["place"][rows], other["start"][rows]))]
+    begun: dict[int, list[int]] = {}
+    found: list[tuple[int, int]] = []
+    for row, on, phase in zip(rows.tolist(), track[rows].tolist(), other["phase"][rows].tolist(), strict=True):
+        if phase == _BEGIN:
+            begun.setdefault(on, []).append(row)
+        elif begun.get(on):
+            begin = begun[on].pop()
+            if begins[begin]:
+                found.append((begin, row))
+    pairs = np.array(found, np.int64).reshape(-1, 2)
+    return pairs[:, 0], other["start"][pairs[:, 1]] - other["start"][pairs[:, 0]]
+
+
+def _without_impossible(trace: Trace, vendor: GpuVendor) -> Trace:
+    """Returns the trace without kernels whose duration is impossible, and with the doubt."""
+    kernels = trace.table("kernel")
+    if vendor not in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN) or len(kernels) <= _LATER:
+        return trace
+    end = kernels.end()
+    pid = kernels.origin.get("pid", np.zeros(len(kernels), np.int64))
+    order = np.lexsort((kernels["start"], kernels["stream"], kernels["device"], pid))
+    _, place, count = np.unique(kernels["correlation"], return_inverse=True, return_counts=True)
+    order = order[(count[place] == 1)[order]]  # the kernels of a graph have the correlation of its launch
+    late = np.ones(max(len(order) - _LATER, 0), np.bool_)
+    first = order[: len(late)]
+    for step in range(1, _LATER + 1):
+        after = order[step : step + len(late)]
+        late &= end[after] + _MARGIN_NS < end[first]
+        for key in (pid, kernels["device"], kernels["stream"]):
+            late &= key[after] == key[first]
+    if not late.any():
+        return trace
+    wrong = first[late]
+    shown = format_duration(int(kernels["duration"][wrong].max()))
+    what = f"{times(len(wrong), 'kernel lasts', 'kernels last')} until after later ones of the same stream had ended"
+    note = f"{DOUBTED}: {what} (up to {shown}), and {'is' if len(wrong) == 1 else 'are'} left out"
+    kept = kernels.take(np.delete(np.arange(len(kernels)), wrong))
+    return replace(trace, tables={**trace.tables, "kernel": kept}, notes=(note, *trace.notes))
 
 
 def _names_of_copies(strings: Sequence[str], name: Ints32, kind: UInts8) -> tuple[Sequence[str], Ints32]:

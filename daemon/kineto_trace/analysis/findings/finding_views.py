@@ -83,6 +83,7 @@ from kineto_trace.base.array_types import AnyArray, Ints
 from kineto_trace.base.quantities import format_duration, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import DOUBTED
 from kineto_trace.structure.activity_links import KERNEL, MEMCPY, gpu, vendor_words
 from kineto_trace.structure.call_forests import SEPARATOR, call_stacks
 from kineto_trace.structure.library_calls import code_place
@@ -172,7 +173,8 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     found = context.get(findings)
     chosen = found.findings[: max(top, 0)]
     ops, strings = context.trace.table("cpu_op"), context.trace.strings
-    notes = [] if context.get(idle_gaps).windows else [NO_GPU]
+    notes = [note for note in context.trace.notes if note.startswith(DOUBTED)]
+    notes += [] if context.get(idle_gaps).windows else [NO_GPU]
     if not found.findings:
         notes.append(f"no finding would save {100 * LEAST:g} % or more of the steps' time")
         notes += [

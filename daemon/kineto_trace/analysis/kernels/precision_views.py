@@ -194,8 +194,9 @@ def share_of(part: float, whole: float, of_nothing: float = NAN) -> float:
 
 
 def launch_figures(context: Context) -> LaunchFigures:
-    """Returns the figures of all kernels: from the file, else computed."""
+    """Returns the figures of all kernels: from the file, else computed; also where it states 0 % of whole warps."""
     table, found = context.trace.table("kernel"), stated_figures(context)
+    found.occupancy[(found.occupancy == 0) & (found.warps_per_sm >= 1)] = NAN
     missing = np.flatnonzero(np.isnan(found.blocks_per_sm) | np.isnan(found.occupancy))
     if len(missing):
         stated = (found.blocks_per_sm, found.warps_per_sm, found.occupancy)

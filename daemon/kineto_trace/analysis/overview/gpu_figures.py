@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kineto_trace.analysis.host_time.moment_classes import optimizer_name
 from kineto_trace.analysis.kernels.precision_views import LaunchFigures, launch_figures, tensor_use
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
 from kineto_trace.arrays.id_sets import unique_values
@@ -301,12 +302,16 @@ class GpuAbilities:
 
     full: share of memory in use, if known.
     torch: major and minor version of PyTorch, if known.
+    jax: whether the program uses JAX.
+    optimizes: whether an optimizer of PyTorch was seen.
     """
 
     vendor: GpuVendor
     capability: tuple[int, int] | None
     full: float | None
     torch: tuple[int, int] | None = None
+    jax: bool = False
+    optimizes: bool = False
 
     @property
     def words(self) -> VendorWords:
@@ -357,12 +362,20 @@ class GpuAbilities:
 
     def fusing(self) -> str:
         """Returns the advice for fewer kernels."""
-        others = "fused operators (fused optimizers, F.scaled_dot_product_attention, fused norms and activations)"
+        if self.jax:
+            return "Put more of the step into one jax.jit: XLA fuses such operations within a compiled function."
+        optimizers = "fused optimizers, " if self.optimizes else ""
+        others = f"fused operators ({optimizers}F.scaled_dot_product_attention, fused norms and activations)"
         reason = self.no_compiler()
         return f"Use {others}: {reason}." if reason else f"torch.compile can fuse such kernels; otherwise use {others}."
 
     def fewer_launches(self) -> str:
         """Returns the advice for fewer launches."""
+        if self.jax:
+            return (
+                "Give the GPU more work per launch: jax.jit around the whole step, several steps in one jax.lax.scan, "
+                "and less Python between calls."
+            )
         tools = [
             *([] if self.no_compiler() else ["torch.compile"]),
             *([self.words.graphs] if self.words.graphs else []),
@@ -370,7 +383,7 @@ class GpuAbilities:
         ways = [
             *([" or ".join(tools)] if tools else []),
             *([] if self.full is not None and self.full > FULL else ["a larger batch"]),
-            "fused optimizers (fused=True)",
+            *(["fused optimizers (fused=True)"] if self.optimizes else []),
             "fewer tiny operators and less Python between them",
         ]
         return f"Give the GPU more work per launch: {', '.join(ways)}."
@@ -399,6 +412,8 @@ def gpu_abilities(context: Context) -> GpuAbilities:
         capability=min(capabilities) if capabilities and nvidia else None,
         full=max(shares) if shares else None,
         torch=_torch_version(context.trace.target.framework),
+        jax=context.trace.target.framework.startswith("jax"),
+        optimizes=bool(optimizer_name(context)),
     )
 
 

@@ -211,7 +211,8 @@ def _uncovered(each: SourceCoverage, start_ns: int, end_ns: int) -> Iterator[Mis
 
 
 def _missing(context: Context) -> Iterator[MissingPart]:
-    ours = bool(context.trace.target.capture_id)
+    target = context.trace.target
+    by_torch = not target.capture_id and not target.framework.startswith("jax")
     for part in PARTS:
         if not part.option:
             continue
@@ -224,7 +225,7 @@ def _missing(context: Context) -> Iterator[MissingPart]:
             no_steps, no_gpu = part.name == STEPS and not found.rows, why == _NO_GPU_USED
             useless = _refusal(part, context.trace.target) or no_steps or no_gpu
             option = None if useless else part.option
-            yield MissingPart(part.name, why, option, None if ours else part.missing, part.needed_for)
+            yield MissingPart(part.name, why, option, part.missing if by_torch else None, part.needed_for)
 
 
 def _refusal(part: TracePart, target: TargetInfo) -> str:

@@ -35,7 +35,7 @@ from kineto_trace.decode.activity_names import MEMCPY_KINDS, MEMORY_KINDS, OVERH
 from kineto_trace.decode.torch.kineto_text import depths
 from kineto_trace.formats.chrome.chrome_native_reader import Parser
 from kineto_trace.formats.chrome.counter_tracks import fill_counters, with_lengths
-from kineto_trace.model.activity_tables import COUNTER, FIRST_ARG_BIT, KINDS, TS
+from kineto_trace.model.activity_tables import COUNTER, FIRST_ARG_BIT, KINDS, TS, table_of
 from kineto_trace.model.trace import (
     API_TABLES,
     FILE_TABLES,
@@ -106,6 +106,7 @@ def build(parser: Parser, base_ns: int) -> ChromeRows:
     tables.update(_ops({kind: tables[kind] for kind in OP_TABLES if kind in tables}))
     if COUNTER in tables:
         tables[COUNTER] = with_lengths(tables[COUNTER], tables.get("other", make_table("other", 0, {})), strings)
+    notes += _without_duration(tables, strings)
     if "cpu_op" in tables and "flow" in tables:
         tables["cpu_op"] = _with_torch_threads(tables["cpu_op"], tables["flow"], strings)
     return ChromeRows(tables, tracks, strings, notes)
@@ -228,6 +229,19 @@ def _without_shared(parts: Mapping[str, Columns], tracks: ChromeTracks) -> tuple
 
 
 # ---- tables
+
+
+def _without_duration(tables: Mapping[str, Table], strings: Sequence[str]) -> tuple[str, ...]:
+    """Returns a note on events of GPU work that have no usable duration and so are none of its rows."""
+    other = tables.get("other")
+    if other is None:
+        return ()
+    categories = distinct(other["category"][(other["phase"] == ord("X")) & (other["category"] >= 0)])
+    of_gpu = [number for number in categories.tolist() if table_of(strings[number]) in GPU_TABLES]
+    count = int(np.count_nonzero(np.isin(other["category"], of_gpu) & (other["phase"] == ord("X"))))
+    if not count:
+        return ()
+    return (f"{times(count, 'GPU activity has', 'GPU activities have')} no possible duration and cannot be evaluated",)
 
 
 def _table(kind: str, columns: Columns, tracks: ChromeTracks, strings: list[str]) -> Table:

@@ -6,16 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.cause_views import time_causes
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings import finding_views
 from kineto_trace.analysis.findings.finding_views import findings, findings_view
-from kineto_trace.analysis.idle_pieces import IDLE_CAUSES
 from kineto_trace.decode.python_stacks import Samples, Trie, slices
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_STRING, StringTable, Trace
-from support.trace_files.chrome_files import event, load_events
 from support.trace_files.sampled_stacks import MAIN, THREAD, stack_rows
 from support.trace_files.simulated.host_and_gpu import US, Program
 from support.trace_files.simulated.training_job import ddp, fsdp, host_bound, simulate
@@ -588,36 +585,3 @@ def test_slices_that_are_missing_in_kernels_and_between_them_are_another_program
 )
 def test_kernels_that_may_have_more_to_do_prove_no_other_program(extra_us: list[float], others: dict[str, Any]) -> None:
     assert ran(extra_us, **others) == []
-
-
-def _serving() -> Trace:
-    """A request whose input is prepared for 400 ms before the first of 100 kernels, and a module, but no training."""
-    frames = [("serve.py(15): run", 0, 411_000), ("serve.py(20): prepare", 100, 400_000)]
-    events = [
-        *(event("python_function", name, at, took, args={"Python id": number, "Python parent id": number - 1})
-          for number, (name, at, took) in enumerate(frames, 1)),
-        event("python_function", "nn.Module: Sampler_0", 400_300, 60, args={"Python id": 3, "Python parent id": 1}),
-        event("cpu_op", "aten::copy_", 150, 399_900, args={"External id": 1}),
-        event("cuda_runtime", "cudaLaunchKernel", 160, 5, args={"correlation": 1, "External id": 1}),
-        event("kernel", "copy", 200, 5, pid=0, tid=7, args={"device": 0, "stream": 7, "correlation": 1}),
-    ]  # fmt: skip
-    for number in range(100):
-        at = 400_200 + 105 * number
-        ids = {"correlation": number + 2}
-        events.append(event("cuda_runtime", "cudaLaunchKernel", at - 90, 5, args=ids))
-        events.append(event("kernel", "gemm", at, 100, pid=0, tid=7, args={"device": 0, "stream": 7, **ids}))
-    return load_events(*events)
-
-
-def test_what_ran_before_the_measured_time_saves_none_of_it() -> None:
-    context = Context(_serving())
-    told = context.get(findings)
-    assert told.left_out and "left out" in told.left_out and told.window_ns < 12 * MS
-    idle = context.get(time_causes).total(*IDLE_CAUSES)
-    assert 0 < idle < MS
-    assert all(finding.saving_ns <= idle + 5 * US for finding in told.findings if not finding.guess), told.findings
-
-
-def test_a_module_without_a_backward_is_no_training() -> None:
-    titles = [finding.title for finding in Context(_serving()).get(findings).findings]
-    assert not any("training" in title for title in titles), titles
