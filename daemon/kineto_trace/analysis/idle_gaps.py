@@ -91,10 +91,8 @@ class MeasuredSteps:
         if not self.length[self.left_out].any():
             return None
         took = format_duration(int(self.length[self.left_out].sum()))
-        return (
-            f"the first {took} are left out: they end with a gap that does not recur (a warm-up, or a wait for work that "
-            "was not recorded)"
-        )
+        why = "they end with a gap that does not recur (a warm-up, or a wait for work that was not recorded)"
+        return f"the first {took} are left out: {why}"
 
 
 @dataclass(frozen=True, slots=True)

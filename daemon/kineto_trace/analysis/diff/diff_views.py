@@ -82,7 +82,12 @@ COLUMNS = columns(
     ("delta_low_us", "float", "us", "lower end of the interval of the delta; missing if unknown"),
     ("delta_high_us", "float", "us", "upper end of the interval of the delta"),
     ("step_delta_pct", "float", "%", "delta as a share of the baseline's step time"),
-    ("calls_baseline", "float", "", "number of calls, or of GPU activities, per step or second, baseline; missing for parts of a step"),
+    (
+        "calls_baseline",
+        "float",
+        "",
+        "number of calls, or of GPU activities, per step or second, baseline; missing for parts of a step",
+    ),
     ("calls_other", "float", "", "number of calls, or of GPU activities, per step or second, other trace"),
     ("p_value", "float", "", "probability of such a difference by chance, before correction for the number of rows"),
     ("per", "text", "", "step or second: unit that times and numbers of calls refer to"),

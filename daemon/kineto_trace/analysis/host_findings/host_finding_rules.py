@@ -192,7 +192,7 @@ def _line(context: Context, node: int, rows: Ints) -> int:
 # Types and strides are known only where inputs were recorded (--record-shapes); without them there is no finding.
 def number_types(context: Context) -> Iterator[Finding]:
     """Yields a finding if operators on the CPU compute in float64."""
-    took = _self_time(context, "Input type", lambda types: "double" in types)
+    took = _self_time(context, "Input type", _has_double, beside="Input Dims")
     if is_enough(context, took * DOUBLE_GAIN, LEAST_MOMENTS):
         yield Finding(
             name="float64",
@@ -202,6 +202,12 @@ def number_types(context: Context) -> Iterator[Finding]:
             "float64 unless it is converted.",
             evidence=f"{per_step(context, took)} in operators with float64 inputs; the saving assumes half of that",
         )
+
+
+def _has_double(types: Any, dims: Any) -> bool:
+    """Returns whether a tensor of at least one dimension is float64: numbers of Python count as such without any."""
+    known = isinstance(dims, list) and isinstance(types, list) and len(dims) == len(types)
+    return any(kind == "double" and not (known and dims[place] == []) for place, kind in enumerate(types))
 
 
 def layouts(context: Context) -> Iterator[Finding]:
@@ -227,12 +233,20 @@ def _is_contiguous(strides: Any) -> bool:
     return isinstance(first, list) and len(first) == _IMAGES and first[3] == 1 and first[1] > 1
 
 
-def _self_time(context: Context, argument: str, chosen: Callable[[Any], bool], among: Flags | None = None) -> float:
-    """Returns the self time (ns), inside the steps, of operators with an argument of this kind."""
+def _self_time(
+    context: Context, argument: str, chosen: Callable[..., bool], among: Flags | None = None, beside: str = ""
+) -> float:
+    """Returns the self time (ns), inside the steps, of operators with an argument of this kind.
+
+    beside: another argument that `chosen` gets as well.
+    """
     if len(context.get(gpu)):
         return 0.0
     places, values = argument_objects(context, "cpu_op", argument)
-    fits = np.array([value is not None and chosen(value) for value in values] + [False])[places]
+    more = [argument_objects(context, "cpu_op", beside)[1]] if beside else []
+    fits = np.array([each[0] is not None and chosen(*each) for each in zip(values, *more, strict=True)] + [False])[
+        places
+    ]
     table, tree = context.trace.table("cpu_op"), context.get(ops)
     fits &= (places != NOTHING) & (context.get(host_steps).of(table["start"]) >= 0)
     if among is not None:

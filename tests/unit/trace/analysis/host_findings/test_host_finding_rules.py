@@ -89,6 +89,8 @@ def with_inputs(name: str, inputs: str) -> Context:
 
 
 def test_operators_in_float64_are_found() -> None:
+    scalar = '"Input type": ["float", "double"], "Input Dims": [[64, 64], []]'
+    assert list(number_types(with_inputs("aten::addcdiv_", scalar))) == []  # a number of Python
     (finding,) = number_types(with_inputs("aten::addmm", '"Input type": ["double", "double", "Scalar"]'))
     assert (finding.title, finding.saving_ns) == ("Operators compute in float64 (double)", 25 * PERIOD_NS)
 
