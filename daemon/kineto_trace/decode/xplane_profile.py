@@ -300,7 +300,7 @@ class _Calls:
 
 def _python(frames: Mapping[int, list[tuple[int, int, str]]], strings: StringTable) -> dict[str, Table]:
     """Returns the calls of Python functions by thread, callers first, without those of the profiler itself."""
-    name, thread, start, duration, parent, depth = ([] for _ in range(6))  # type: tuple[list[Any], ...]
+    rows: list[tuple[str, int, int, int, int, int]] = []  # name, thread, start, duration, parent, depth
     for number, calls in sorted(frames.items()):
         open_calls: list[tuple[int, int]] = []  # row and end
         profiled = 0  # until then, the profiler itself runs
@@ -311,25 +311,22 @@ def _python(frames: Mapping[int, list[tuple[int, int, str]]], strings: StringTab
                 continue
             while open_calls and open_calls[-1][1] <= begin:
                 open_calls.pop()
-            parent.append(open_calls[-1][0] if open_calls else NO_ROW)
-            depth.append(len(open_calls))
-            open_calls.append((len(name), end))
-            name.append(text)
-            thread.append(number)
-            start.append(begin)
-            duration.append(end - begin)
-    if not name:
+            parent = open_calls[-1][0] if open_calls else NO_ROW
+            rows.append((text, number, begin, end - begin, parent, len(open_calls)))
+            open_calls.append((len(rows) - 1, end))
+    if not rows:
         return {}
+    name, thread, start, duration, above, depth = zip(*rows, strict=True)
     columns: dict[str, AnyArray] = {
         "start": np.array(start, np.int64),
         "duration": np.array(duration, np.int64),
-        "name": strings.add_all(name),
+        "name": strings.add_all(list(name)),
         "thread": np.array(thread, np.uint32),
-        "parent": np.array(parent, np.int32),
+        "parent": np.array(above, np.int32),
         "depth": np.array(depth, np.int32),
-        **{column: np.full(len(name), missing, np.int32) for column, missing in _NO_SAMPLES.items()},
+        **{column: np.full(len(rows), missing, np.int32) for column, missing in _NO_SAMPLES.items()},
     }
-    return {"python_function": make_table("python_function", len(name), columns)}
+    return {"python_function": make_table("python_function", len(rows), columns)}
 
 
 # Decodes the planes of devices in XLA's profiles: the work there, with its stream and HLO operation.

@@ -17,6 +17,7 @@ Theory of operation
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -138,7 +139,7 @@ def _with_copies(trace: Trace) -> Trace:
     changed: dict[str, Table] = {}
     moved = np.zeros(len(kernels), np.bool_)
     for kind, beginning in _RUNTIME_KERNELS.items():
-        rows = _those(trace, kernels["name"], lambda text, beginning=beginning: text.startswith(beginning))
+        rows = _those(trace, kernels["name"], partial(_begins, beginning))
         if rows.any():
             part = kernels.take(np.flatnonzero(rows))
             columns = {name: part[name] for name in _OF_GPU_WORK}
@@ -160,7 +161,7 @@ def _with_pairs(trace: Trace) -> Trace:
         return trace
     changed: dict[str, Table] = {}
     for kind in GPU_TABLES:
-        begins = _those(trace, other["category"], lambda text, kind=kind: table_of(text) == kind)
+        begins = _those(trace, other["category"], partial(_belongs, kind))
         begins &= other["phase"] == _BEGIN
         if begins.any():
             rows, length = _paired(other, begins)
@@ -259,6 +260,14 @@ def _argument(rows: Table, name: str, missing: int, instead: Ints | None = None)
     found = rows.origin.get(name, np.full(len(rows), missing)).astype(np.int64)
     usable = (found >= 0) & (found < 1 << 32) & (found != missing)
     return np.where(usable, found, np.zeros(len(rows), np.int64) if instead is None else instead)
+
+
+def _begins(beginning: str, text: str) -> bool:
+    return text.startswith(beginning)
+
+
+def _belongs(kind: str, category: str) -> bool:
+    return table_of(category) == kind
 
 
 def _those(trace: Trace, numbers: Ints32, fits: Callable[[str], bool]) -> Flags:

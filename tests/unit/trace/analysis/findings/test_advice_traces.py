@@ -1,7 +1,6 @@
 """Small traces made for the purpose, on which a figure or an advice was wrong once."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kineto_trace import run_view
@@ -112,7 +111,7 @@ def test_transfers_of_deepep_are_communication() -> None:
 
 
 def test_copies_and_fills_by_kernels_of_amds_runtime_are_no_computation() -> None:
-    tables: dict[str, Any] = opened("amd_copy.json.gz").trace.tables
+    tables = opened("amd_copy.json.gz").trace.tables
     took = {kind: int(tables[kind]["duration"].sum()) for kind in ("gpu_memcpy", "gpu_memset", "kernel")}
     assert took == {"gpu_memcpy": 100 * US, "gpu_memset": 50 * US, "kernel": 150 * US}
 
