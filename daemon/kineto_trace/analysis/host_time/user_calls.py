@@ -135,9 +135,8 @@ def host_steps(context: Context) -> TrainingSteps:
     whole = len(found) > 0
     found = found if whole else context.get(steps)
     if not len(found):
-        measured = context.get(measured_steps)
-        first, last = (int(side[~measured.left_out][-1]) for side in (measured.start, measured.end))
-        window = np.array([first]), np.array([last])
+        measured = context.get(measured_steps)  # the last range: only the one before it may be left out
+        window = measured.start[-1:], measured.end[-1:]
         return TrainingSteps(thread, *window, np.zeros(1, np.int64), told=False, whole=False)
     own = found.thread == thread
     start, end = found.start[own], np.minimum(found.end[own], np.append(found.start[own][1:], found.end[own][-1]))
