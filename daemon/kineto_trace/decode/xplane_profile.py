@@ -20,7 +20,7 @@ Threads
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -250,11 +250,8 @@ class _Ops:
     def tables(self, strings: StringTable) -> dict[str, Table]:
         """Returns both tables; ops are numbered in the order of their starts, outer ones first."""
         count = len(self._name)
-        columns: dict[str, AnyArray] = {
-            "start": np.array(self._start, np.int64),
-            "duration": np.array(self._duration, np.int64),
-            "name": strings.add_all(self._name),
-            "thread": np.array(self._thread, np.uint32),
+        columns = {
+            **_on_thread(strings, self._name, self._thread, self._start, self._duration),
             "inputs": np.array(self._inputs, np.int32),
             "sequence": np.full(count, NO_SEQUENCE, np.int64),
             "finished": np.ones(count, np.uint8),
@@ -272,6 +269,18 @@ class _Ops:
         }
 
 
+def _on_thread(
+    strings: StringTable, name: Sequence[str], thread: Sequence[int], start: Sequence[int], duration: Sequence[int]
+) -> dict[str, AnyArray]:
+    """Returns the columns that all rows of the host have."""
+    return {
+        "start": np.array(start, np.int64),
+        "duration": np.array(duration, np.int64),
+        "name": strings.add_all(list(name)),
+        "thread": np.array(thread, np.uint32),
+    }
+
+
 class _Calls:
     """The columns of both tables of calls."""
 
@@ -287,11 +296,8 @@ class _Calls:
         found = {}
         for kind, rows in self._rows.items():
             name, thread, start, duration, correlation = zip(*sorted(rows, key=lambda row: row[2]), strict=True)
-            columns: dict[str, AnyArray] = {
-                "start": np.array(start, np.int64),
-                "duration": np.array(duration, np.int64),
-                "name": strings.add_all(list(name)),
-                "thread": np.array(thread, np.uint32),
+            columns = {
+                **_on_thread(strings, name, thread, start, duration),
                 "correlation": np.array(correlation, np.uint32),
             }
             found[kind] = make_table(kind, len(rows), columns)
@@ -317,11 +323,8 @@ def _python(frames: Mapping[int, list[tuple[int, int, str]]], strings: StringTab
     if not rows:
         return {}
     name, thread, start, duration, above, depth = zip(*rows, strict=True)
-    columns: dict[str, AnyArray] = {
-        "start": np.array(start, np.int64),
-        "duration": np.array(duration, np.int64),
-        "name": strings.add_all(list(name)),
-        "thread": np.array(thread, np.uint32),
+    columns = {
+        **_on_thread(strings, name, thread, start, duration),
         "parent": np.array(above, np.int32),
         "depth": np.array(depth, np.int32),
         **{column: np.full(len(rows), missing, np.int32) for column, missing in _NO_SAMPLES.items()},

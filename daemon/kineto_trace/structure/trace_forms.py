@@ -18,6 +18,7 @@ Theory of operation
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 
 import numpy as np
 
@@ -139,13 +140,11 @@ def _with_copies(trace: Trace) -> Trace:
     changed: dict[str, Table] = {}
     moved = np.zeros(len(kernels), np.bool_)
     for kind, beginning in _RUNTIME_KERNELS.items():
-        rows = _those(trace, kernels["name"], partial(_begins, beginning))
+        rows = _those(trace, kernels["name"], methodcaller("startswith", beginning))
         if rows.any():
             part = kernels.take(np.flatnonzero(rows))
             columns = {name: part[name] for name in _OF_GPU_WORK}
-            origin = {column.name: part.origin[column.name] for column in ORIGIN_COLUMNS} if part.origin else {}
-            if origin:
-                origin["present"] = origin["present"] & np.uint64(_MEMBERS)
+            origin = _origin_without_arguments(part) if part.origin else {}
             changed[kind] = _joined(trace.table(kind), make_table(kind, len(part), columns, origin))
             moved |= rows
     if not changed:
@@ -197,7 +196,11 @@ def _without_impossible(trace: Trace, vendor: GpuVendor) -> Trace:
         return trace
     end = kernels.end()
     pid = kernels.origin.get("pid", np.zeros(len(kernels), np.int64))
-    order = np.lexsort((kernels["start"], kernels["stream"], kernels["device"], pid))
+    keys = (pid, kernels["device"], kernels["stream"])
+    order = np.lexsort((kernels["start"], *reversed(keys)))
+    falls = np.flatnonzero(end[order[1:]] < end[order[:-1]])
+    if not np.all([key[order[falls]] == key[order[falls + 1]] for key in keys], axis=0).any():
+        return trace  # in each stream, kernels end in the order of their starts
     _, place, count = np.unique(kernels["correlation"], return_inverse=True, return_counts=True)
     order = order[(count[place] == 1)[order]]  # the kernels of a graph have the correlation of its launch
     late = np.ones(max(len(order) - _LATER, 0), np.bool_)
@@ -205,7 +208,7 @@ def _without_impossible(trace: Trace, vendor: GpuVendor) -> Trace:
     for step in range(1, _LATER + 1):
         after = order[step : step + len(late)]
         late &= end[after] + _MARGIN_NS < end[first]
-        for key in (pid, kernels["device"], kernels["stream"]):
+        for key in keys:
             late &= key[after] == key[first]
     if not late.any():
         return trace
@@ -245,8 +248,7 @@ def _on_device(kind: str, rows: Table, more: Mapping[str, AnyArray]) -> Table:
         "correlation": _argument(rows, "correlation", 0),
         **more,
     }
-    origin = {column.name: rows.origin[column.name] for column in ORIGIN_COLUMNS}
-    origin["present"] = origin["present"] & np.uint64(_MEMBERS)
+    origin = _origin_without_arguments(rows)
     for place, argument in enumerate(KINDS[kind]):
         source = _TOLD_BY.get(argument.columns[0])
         if source is not None:
@@ -255,15 +257,17 @@ def _on_device(kind: str, rows: Table, more: Mapping[str, AnyArray]) -> Table:
     return make_table(kind, len(rows), columns, origin)
 
 
+def _origin_without_arguments(rows: Table) -> dict[str, AnyArray]:
+    """Returns the origin of rows that become those of another table, which has other arguments."""
+    origin = {column.name: rows.origin[column.name] for column in ORIGIN_COLUMNS}
+    return {**origin, "present": origin["present"] & np.uint64(_MEMBERS)}
+
+
 def _argument(rows: Table, name: str, missing: int, instead: Ints | None = None) -> Ints:
     """Returns an argument that is not in the table's columns."""
     found = rows.origin.get(name, np.full(len(rows), missing)).astype(np.int64)
     usable = (found >= 0) & (found < 1 << 32) & (found != missing)
     return np.where(usable, found, np.zeros(len(rows), np.int64) if instead is None else instead)
-
-
-def _begins(beginning: str, text: str) -> bool:
-    return text.startswith(beginning)
 
 
 def _belongs(kind: str, category: str) -> bool:

@@ -244,9 +244,8 @@ def _self_time(
         return 0.0
     places, values = argument_objects(context, "cpu_op", argument)
     more = [argument_objects(context, "cpu_op", beside)[1]] if beside else []
-    fits = np.array([each[0] is not None and chosen(*each) for each in zip(values, *more, strict=True)] + [False])[
-        places
-    ]
+    known = [each[0] is not None and chosen(*each) for each in zip(values, *more, strict=True)]
+    fits = np.array([*known, False])[places]
     table, tree = context.trace.table("cpu_op"), context.get(ops)
     fits &= (places != NOTHING) & (context.get(host_steps).of(table["start"]) >= 0)
     if among is not None:
