@@ -73,7 +73,7 @@ level-zero: $(STAMP)
 
 # The collector against the fake libcupti under ASan + UBSan and under TSan (also part of `make test-all`).
 sanitize: $(STAMP)
-	cd tests && ../$(BIN)/python -m support.machine.sanitize
+	$(PYTEST) tests/unit/agent/native/test_drivers.py
 
 # On a machine with an NVIDIA GPU and a torch that uses it.
 gpu: $(STAMP)

@@ -18,8 +18,8 @@ pytestmark = [
 BENCH = Path(__file__).parents[1] / "bench"
 AGENT = Path(__file__).parents[2] / "agent"
 PREAMBLE = f"""
-import sys, threading, time
-sys.path[:0] = [{str(AGENT)!r}, {str(BENCH)!r}]
+import os, sys, threading, time
+sys.path[:0] = [{str(AGENT)!r}, {str(BENCH)!r}, {str(BENCH.parent / "gpu/zoo/programs")!r}]
 import torch, training_loop
 from kineto_agent.sources.cupti.gpu_activities import CuptiSource
 from kineto_agent.sources.interface import SourceRequest
@@ -34,6 +34,18 @@ def record(hold_s):
     session.close()
     return outcome
 
+def statuses_of(children, child):
+    running, statuses = 0, set()
+    for number in range(children):
+        if running == 8:
+            statuses.add(os.waitstatus_to_exitcode(os.wait()[1]))
+            running -= 1
+        if os.fork() == 0:
+            child()
+        running += 1
+    statuses.update(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(running))
+    return sorted(statuses)
+
 def train_while(work):
     done = threading.Thread(target=work)
     done.start()
@@ -43,7 +55,6 @@ def train_while(work):
 # The first capture of a process's life, with all its threads inside CUDA calls, many times over: torch is imported
 # once, each forked child has a CUDA context of its own.
 FIRST_CAPTURES = """
-import os
 def child():
     global training
     training = training_loop.Training("launch")
@@ -53,16 +64,18 @@ def child():
     train_while(lambda: outcomes.append(record(0.05)))
     os._exit(0 if outcomes and outcomes[0].counts.records and outcomes[0].detach_ns else 3)
 
-running, statuses = 0, []
-for number in range(48):
-    if running == 8:
-        statuses.append(os.waitstatus_to_exitcode(os.wait()[1]))
-        running -= 1
-    if os.fork() == 0:
-        child()
-    running += 1
-statuses += [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(running)]
-print(sorted(set(statuses)))
+print(statuses_of(48, child))
+"""
+# The same where threads change the kernels of executable graphs, which XLA does.
+CHANGING_GRAPHS = """
+from changing_graphs import ChangingGraphs
+def child():
+    graphs = ChangingGraphs(4)
+    outcome = record(0.05)
+    graphs.end()
+    os._exit(0 if outcome.detach_ns else 3)
+
+print(statuses_of(160, child))
 """
 # p: the program's own torch.profiler around three steps; c: a capture.
 BESIDE_THE_PROFILER = """
@@ -95,6 +108,10 @@ def run(program: str, *arguments: str) -> str:
 
 def test_first_captures_of_busy_processes_never_crash_them() -> None:
     assert run(FIRST_CAPTURES) == "[0]\n"
+
+
+def test_first_captures_never_crash_a_process_that_changes_its_graphs() -> None:
+    assert run(CHANGING_GRAPHS) == "[0]\n"
 
 
 @pytest.mark.parametrize("order", ["pcp", "cpcp", "pcpcp", "ccpp"])

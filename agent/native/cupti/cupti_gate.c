@@ -36,6 +36,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cupti/callback_tables.h"
 #include "patching/call_site.h"
 #include "common/wake.h"
 
@@ -324,6 +325,8 @@ const char *gate_place(struct cupti_api *api, void (*give_way)(void)) {
     }
     if (gate.library != api->library) { /* another library's gates stay as they are */
         const uint32_t first = gate.count;
+        const void *begin[] = {dlsym(api->library, "cuptiSubscribe"), dlsym(api->library, "cuptiSubscribe_v2")};
+        (void)callback_tables_fill(begin, 2);
         gate.library = api->library;
         gate.give_way = give_way;
         gate.missing[0] = 0;

@@ -5,11 +5,10 @@
  *   recording to the detach, and release it at once when torch's profiler starts (kc_yield): a Kineto that finds it
  *   taken gives up GPU activities for the life of the process.
  *
- *   The process's first subscription must come before CUPTI's hooks are in place, that is before the first activity is
- *   enabled: CUPTI makes the tables that its hooks read while it enables a subscriber's domains, and a CUDA call of
- *   another thread that comes in between reads through a null pointer. On an H200 with libcupti 13.0, one in three
- *   processes that subscribed for the first time after recording crashed this way (162 of 470); none that had
- *   subscribed once before did (0 of 168, and 0 of 1,680 later subscriptions).
+ *   The process's first subscription comes before the first activity is enabled: CUPTI makes the tables that its hooks
+ *   read while it subscribes, and a CUDA call of another thread that comes in between reads through a null pointer. On
+ *   an H200 with libcupti 13.0, one in three processes that subscribed for the first time after recording crashed this
+ *   way (162 of 470). Some hooks are in place before any subscription, so callback_tables.c gives them empty tables.
  *
  * Threads: the callback runs on every thread of the program that makes a CUDA call, inside the call; the rest on the
  *   thread that has the turn.

@@ -14,8 +14,12 @@ ROOT = Path(__file__).resolve().parents[3]
 COLLECTOR = ROOT / "agent" / "native"
 COLLECTOR_HEADERS = ("-iquote", str(COLLECTOR))
 FAKES = ROOT / "tests" / "fakes"
+DRIVERS = ROOT / "tests" / "unit" / "agent" / "native"  # drive_*.c
 FAKE_CUPTI = [FAKES / name for name in ("fake_cupti.c", "fake_calls.c", "fake_kineto.c")]
 CACHE = ROOT / ".pytest_cache" / "native"
+
+# What a program built with a sanitizer gets.
+SANITIZED = {"TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=1"}
 
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread")
 

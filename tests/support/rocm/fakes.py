@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.machine.native import CACHE, COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources
+from support.machine.native import CACHE, COLLECTOR_HEADERS, FAKES, ROOT, SANITIZED, build, collector_sources
 
 ROCM = FAKES / "rocm"
 SDK_SOURCES = [
@@ -63,12 +63,7 @@ def drive(flags: Sequence[str], version: int, *, launches: int, cycles: int) -> 
     """Run drive_rocprofiler against one version of the fake, all compiled with these flags."""
     folder = installed(CACHE / "rocm" / "".join(flags).replace("/", "_"), *flags)
     driver = build(DRIVER.stem, [*collector_sources(), DRIVER], [*flags, "-g", *COLLECTOR_HEADERS, f"-I{ROCM}"])
-    environ = {
-        **os.environ,
-        "KINETO_FAKE_ROCPROFILER": f"version={version}",
-        "TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0",
-        "ASAN_OPTIONS": "detect_leaks=1",
-    }
+    environ = {**os.environ, **SANITIZED, "KINETO_FAKE_ROCPROFILER": f"version={version}"}
     command = [str(driver), str(folder), str(launches), str(cycles)]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 

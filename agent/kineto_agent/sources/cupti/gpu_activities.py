@@ -118,6 +118,10 @@ _IN_USE = (
     "another profiler is using CUPTI in this process (%s), and CUPTI serves only one: a capture would take its "
     "records; try again once it has finished"
 )
+_CHANGES_GRAPHS = (
+    "%s changes CUDA graphs while they run, and CUPTI may crash a program that does so while a recording begins. "
+    "This is prevented on x86-64 only. Record without the GPU: --activities cpu_op,python_function"
+)
 _UNNOTICED = "a profiler of the program that uses CUPTI and starts during a capture may lose records: %s"
 
 
@@ -449,6 +453,9 @@ class CuptiSource:
         version = collector.open(path)
         if version not in KNOWN:
             raise SourceError("CUPTI_UNKNOWN_VERSION", _unknown_version(version, path))
+        changing = libcupti.changes_graphs(self._maps)
+        if changing and os.uname().machine != "x86_64":  # callback_tables.c reads x86-64 only
+            raise SourceError("CUPTI_CHANGES_GRAPHS", _CHANGES_GRAPHS % changing[0])
         moment = gpu_drain.await_moment(collector, request.gpu_drain_ms)
         arena_fd = collector.prepare(
             collector_binding.CollectorConfig(

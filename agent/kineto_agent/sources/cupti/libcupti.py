@@ -16,7 +16,8 @@ _TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 _TOOLKIT_DEFAULT = "/usr/local/cuda"
 _KINETO = "libtorch_cpu.so"  # keeps CUPTI's subscriber permanently once it has been used
 # Libraries that keep it for the duration of a session.
-_OTHERS = ("xla_cuda_plugin", "xla_extension", "libjax_common", "libtensorflow", "libonnxruntime_providers_cuda")
+_XLA = "xla_cuda_plugin"
+_OTHERS = (_XLA, "xla_extension", "libjax_common", "libtensorflow", "libonnxruntime_providers_cuda")
 
 
 def installed(path: Sequence[str], environ: Mapping[str, str], root: str = "") -> Optional[str]:
@@ -83,6 +84,11 @@ def unsubscribed_listener(address: int, library: str, maps: str = "/proc/self/ma
 def session_users(maps: str = "/proc/self/maps") -> List[str]:
     """File names of the mapped libraries that use CUPTI's subscriber only while they profile."""
     return sorted({os.path.basename(path) for stem in _OTHERS for path in mapped_files(stem, maps)})
+
+
+def changes_graphs(maps: str = "/proc/self/maps") -> List[str]:
+    """File names of the mapped libraries that change CUDA graphs while they run: XLA's command buffers."""
+    return sorted({os.path.basename(path) for path in mapped_files(_XLA, maps)})
 
 
 def only_kineto(maps: str = "/proc/self/maps") -> bool:

@@ -1,8 +1,7 @@
-"""The native library: warnings, symbols, packaging, sanitizers."""
+"""The native library: warnings, symbols, packaging."""
 
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -91,20 +90,3 @@ def test_a_library_is_replaced_by_a_rename(hook: ModuleType, tmp_path: Path) -> 
     with target.open("rb"):
         hook.compile_library(hook.Library(tmp_path, target))
         assert target.stat().st_ino != first
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # minutes of work, however much else the machine does
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_under_a_sanitizer_the_collector_is_clean(sanitizer: str) -> None:
-    if not native.has_sanitizer(sanitizer):
-        pytest.skip(f"this compiler has no -fsanitize={sanitizer}")
-    done = subprocess.run(
-        [sys.executable, "-m", "support.machine.sanitize", sanitizer],
-        cwd=native.ROOT / "tests",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("ok\n")

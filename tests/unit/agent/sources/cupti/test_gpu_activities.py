@@ -4,6 +4,7 @@ import subprocess
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kineto_agent.sources.cupti.activity_kinds import KINDS
@@ -39,6 +40,17 @@ def test_an_unknown_version_is_refused_by_name() -> None:
     assert "fake-cupti-in-process.so is CUPTI version 139999" in caught.value.reason
     assert "26 (CUDA 12.8)" in caught.value.reason
     assert "Update kineto-agent" in caught.value.reason
+
+
+def test_graphs_that_change_all_the_time_are_refused_where_cupti_may_crash_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_cuda()
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine="aarch64"))
+    jax = CuptiSource(maps=maps_with(tmp_path, "xla_cuda_plugin.so", "libcuda.so.1", str(fake_cuda().path.name)))
+    with pytest.raises(SourceError, match=r"xla_cuda_plugin\.so changes CUDA graphs while they run") as caught:
+        jax.prepare(request())
+    assert caught.value.reason_code == "CUPTI_CHANGES_GRAPHS"
 
 
 def test_a_missing_library_is_named() -> None:

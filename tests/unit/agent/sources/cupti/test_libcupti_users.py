@@ -14,8 +14,16 @@ from kineto_agent.sources.cupti import libcupti
 from kineto_agent.sources.cupti.collector_binding import Collector, OtherUsers
 from kineto_agent.sources.interface import SourceError
 from support.agent.collector import LONG_MS, calling, fake_cuda, maps_with, own_warnings, recording, request, source
-from support.machine.native import COLLECTOR, COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
-from support.machine.sanitize import DRIVERS
+from support.machine.native import (
+    COLLECTOR,
+    COLLECTOR_HEADERS,
+    DRIVERS,
+    FAKES,
+    ROOT,
+    build,
+    collector_sources,
+    fake_cupti,
+)
 from support.waiting import scaled, until
 
 pytestmark = pytest.mark.slow
@@ -284,6 +292,12 @@ def _drives(name: str, parts: Sequence[Path], *arguments: str) -> int:
 @pytest.mark.parametrize("path", _REAL)
 def test_the_real_library_answers_through_its_gates_as_without(path: str, layout: str) -> None:
     assert _drives("drive_call_site", CALL_SITES, path, layout) in (0, _NOT_WITHOUT_DRIVER)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the tables are found on x86-64 only")
+@pytest.mark.parametrize("path", ["", *_REAL])
+def test_hooks_find_empty_tables_before_the_first_subscription_has_made_its_own(path: str) -> None:
+    assert _drives("drive_callback_tables", [], *filter(None, [path])) == 0
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="gates exist on x86-64 only")
