@@ -70,10 +70,17 @@ static struct stream {
     uint32_t pending_count;
 } streams[STREAMS];
 
-__attribute__((constructor)) static void prepare_locks(void) {
+static void make_locks(void) {
+    pthread_mutex_init(&plan.lock, NULL);
     for (uint32_t i = 0; i < STREAMS; i++) {
         pthread_mutex_init(&streams[i].lock, NULL);
     }
+}
+
+/* A child may launch, too, that is forked while another thread of its parent flushes. */
+__attribute__((constructor)) static void prepare_locks(void) {
+    make_locks();
+    pthread_atfork(NULL, NULL, make_locks);
 }
 
 static uint64_t now(clockid_t clock) {

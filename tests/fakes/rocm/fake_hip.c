@@ -78,6 +78,11 @@ static struct {
          .kernel_ns = 1000,
          .copy_ns = 2000};
 
+/* A child may launch, too, while the device's thread notes in its parent that work is over. */
+static void lock_hip(void) { pthread_mutex_lock(&hip.mutex); }
+static void unlock_hip(void) { pthread_mutex_unlock(&hip.mutex); }
+__attribute__((constructor)) static void prepare_lock(void) { pthread_atfork(lock_hip, unlock_hip, unlock_hip); }
+
 /* ---- librocprofiler-register ---- */
 
 static void *find_profiler(void) {
