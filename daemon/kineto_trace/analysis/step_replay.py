@@ -27,7 +27,7 @@ Also finds the time of the training thread that belongs to a function, with the 
     is the time since the previous one; a slot belongs to the functions with most of its samples in all steps, and one
     without a sample is like the nearest slot of the step that has some. A function seldom begins or ends between two
     operators of the same name, so these are near each other; it often does where a forward with a backward, or an
-    optimizer's step, begins or ends, so those are far apart.
+    optimizer's step, begins or ends, so those are far apart. Of exact calls the times are known.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ import numpy as np
 
 from kineto_trace.analysis.distributed.rank_simulation import LAUNCH_NS, longest_without_wait
 from kineto_trace.analysis.host_time.moment_classes import framework_calls, optimizer_steps
-from kineto_trace.analysis.host_time.user_calls import host_steps, moments
+from kineto_trace.analysis.host_time.user_calls import ThreadSlices, host_steps, moments, thread_slices, told_by_samples
 from kineto_trace.analysis.idle_gaps import ALLOCATING, MeasuredSteps, blocking_calls, blocking_copies, measured_steps
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, containing, union
@@ -233,6 +233,14 @@ class StepReplay:
         return int(edges.weight[longest(end + 1, edges)].sum())
 
 
+class ExactCalls(NamedTuple):
+    """Calls of functions. start, end: Unix ns. node: of framework_calls."""
+
+    start: Ints
+    end: Ints
+    node: Ints
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionSlots:
     """start, end: of each slot (Unix ns), in order.
@@ -240,6 +248,7 @@ class FunctionSlots:
     place: among the slots of a step, in their usual order.
     sampled, node: for each sample the place of its slot, and the node of framework_calls.
     position: of each place, ascending; places without samples use the nearest one with a sample.
+    exact: recorded instead of samples.
     """
 
     start: Ints
@@ -248,9 +257,13 @@ class FunctionSlots:
     sampled: Ints
     node: Ints
     position: Floats
+    exact: ExactCalls | None = None
 
     def of(self, nodes: Flags) -> Union:
-        """Returns the time of the slots that belong to these nodes of framework_calls."""
+        """Returns the time of the slots, or of the calls, that belong to these nodes of framework_calls."""
+        if self.exact is not None:
+            own = nodes[self.exact.node]
+            return union(self.exact.start[own], self.exact.end[own])
         if not len(self.sampled):
             return union(self.sampled, self.sampled)
         position, count = self.position, len(self.position)
@@ -380,10 +393,17 @@ def function_slots(context: Context) -> FunctionSlots:
     slot = np.searchsorted(ends, found.time, side="right")
     votes = found.sure & (slot < len(ends))
     votes[votes] = known[slot[votes]]
-    node = context.get(framework_calls).node[found.place[votes]]
+    nodes = context.get(framework_calls).node
+    node = nodes[found.place[votes]]
     role = np.where(containing(*context.get(optimizer_steps), start) >= 0, -1, context.get(op_roles).linked[rows])
     position = _positions(place[inside], name[inside], role[inside])
-    return FunctionSlots(borders[known], ends[known], places[known], places[slot[votes]], node, position)
+    exact = None if context.get(told_by_samples) else _exact_calls(context.get(thread_slices), nodes)
+    return FunctionSlots(borders[known], ends[known], places[known], places[slot[votes]], node, position, exact)
+
+
+def _exact_calls(slices: ThreadSlices, nodes: Ints) -> ExactCalls:
+    own = nodes >= 0
+    return ExactCalls(slices.nested.events.start[own], slices.nested.tree.end[own], nodes[own])
 
 
 def _positions(place: Ints, name: Ints32, role: Ints) -> Floats:

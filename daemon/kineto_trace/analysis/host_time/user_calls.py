@@ -181,17 +181,24 @@ def slices_below(context: Context, names: Flags) -> Flags:
     return in_subtrees(chosen, slices.nested.tree.stop)
 
 
+def told_by_samples(context: Context) -> bool:
+    """Returns whether the training thread's functions are known by samples, not by exact calls."""
+    own = context.trace.table("python_function")["self_samples"][context.get(thread_slices).row]
+    return bool((own > 0).any())
+
+
 def moments(context: Context) -> HostMoments:
     """Returns the moments of the training thread inside its steps."""
     table, window, found = context.trace.table("python_function"), context.get(host_steps), context.get(thread_slices)
     own = _fewer(np.maximum(table["self_samples"][found.row].astype(np.int64), 0))
     stretches = _stretches(found, window)
-    time, place, weight = _of_samples(stretches, own, found) if own.any() else _of_calls(stretches)
+    sampled = context.get(told_by_samples)
+    time, place, weight = _of_samples(stretches, own, found) if sampled else _of_calls(stretches)
     step = window.of(time)
     inside = step >= 0
     time, place, weight, step = time[inside], place[inside], weight[inside], step[inside]
-    sure = np.append(True, place[1:] != place[:-1])[: len(place)] if own.any() else np.ones(len(place), np.bool_)
-    if own.any():
+    sure = np.append(True, place[1:] != place[:-1])[: len(place)] if sampled else np.ones(len(place), np.bool_)
+    if sampled:
         weight = weight * window.total_ns / max(len(time), 1)
     row = found.row[place]
     counts = state_counts(table)[row]

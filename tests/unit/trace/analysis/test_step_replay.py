@@ -570,6 +570,25 @@ def test_without_samples_there_are_slots_but_nobody_has_them() -> None:
     assert spans_of(found.of(np.ones(0, np.bool_))) == []
 
 
+def test_exact_calls_have_their_own_times_not_those_of_the_operators_around() -> None:
+    calls = [(MAIN[0], 0.0, 4.0, 0, -1), (MAIN[1], 0.0, 4.0, 1, 0), (CROP[-1], 1.0, 2.5, 2, 1)]
+    calls += [(BLUR[-1], 2.5 + at / 32, 2.5 + (at + 1) / 32, 2, 1) for at in range(16)]
+    unsampled = dict.fromkeys(("samples", "self_samples", "running", "line"), 0) | {
+        "lines": -1,
+        "callees": "",
+        "module": -1,
+    }
+    rows = {
+        "cpu_op": [{"sequence": -1, "finished": 1, "scope": 0, "inputs": -1, "id": number, **op}
+                   for number, op in enumerate((operator("a", 0, 1), operator("b", 3, 4)), 1)],
+        "python_function": [{**unsampled, **operator(name, start, end), "depth": depth, "parent": parent}
+                            for name, start, end, depth, parent in calls],
+    }  # fmt: skip
+    context = Context(trace(rows, length_ns=4 * PERIOD_NS))
+    assert of_function(context, CROP[-1]) == [(1, 2.5)]
+    assert of_function(context, BLUR[-1]) == [(2.5, 3)]
+
+
 def slots(sampled_places: Sequence[int], nodes: Sequence[int], count: int = 8) -> FunctionSlots:
     """Slots of one unit each, with these samples."""
     start = np.arange(count, dtype=np.int64)
