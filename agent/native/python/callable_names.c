@@ -135,7 +135,11 @@ static uint32_t name_of_code(void *code) {
     python.keep(code);
     slot->is_code = true;
     void *file = python.attribute(code, "co_filename"), *line = python.attribute(code, "co_firstlineno");
-    void *name = python.attribute(code, "co_name");
+    void *name = python.attribute(code, "co_qualname");
+    if (name == NULL) { /* before Python 3.11 */
+        python.clear_error();
+        name = python.attribute(code, "co_name");
+    }
     const int length = snprintf(text, sizeof text, "F%s\n%ld\n%s", or_unknown(file ? python.text(file) : NULL),
                                 line ? python.number(line) : 0, or_unknown(name ? python.text(name) : NULL));
     python.let_go(file);

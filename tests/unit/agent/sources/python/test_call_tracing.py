@@ -45,6 +45,21 @@ assert spans[3][1] <= spans[0][1] <= after
     )
 
 
+def test_methods_have_the_names_of_their_classes_where_python_knows_them() -> None:
+    run(
+        """
+class Client:
+    def send(self):
+        pass
+recording = Recording()
+Client().send()
+_outcome, data, names = recording.stop()
+expected = "Client.send" if hasattr(Client.send.__code__, "co_qualname") else "send"
+assert expected in [short(call.name) for call in calls(data, names)]
+"""
+    )
+
+
 def test_what_was_on_the_stack_at_the_start_is_there_and_ends_when_it_ends() -> None:
     run(
         """
