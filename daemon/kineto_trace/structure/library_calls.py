@@ -2,7 +2,8 @@
 
 Theory of operation
     A function is the user's if it has a file that belongs neither to Python, nor to an installed package, nor to a
-    well-known library. All others are a library's, including C functions and calls of modules.
+    well-known library. All others are a library's, including C functions and calls of modules. A comprehension, which
+    is a function before Python 3.12, and a generator expression are parts of the function that contains them.
 
     Code without a file has a name in angle brackets instead. Text that was typed or passed on is the user's: "<string>"
     (python -c, exec), "<stdin>" (a prompt before 3.13, or a pipe), "<python-input-0>" (a prompt since),
@@ -65,6 +66,7 @@ _STACK = r"(?:format_stack|extract_stack|StackSummary)"
 _LOADER = r"torch/utils/data/dataloader\.py: (?:_MultiProcessingDataLoaderIter\.)?"
 _BUILT_IN = r"<built-in (?:method|function) "
 _NO_TENSOR = r"\b(?! of (?:type|Tensor|Parameter) object)"  # torch has operators of these names
+_PART = re.compile(r"<(?:(?:list|set|dict)comp|genexpr)>$")
 _LINE = re.compile(r"\(([0-9]{1,9})\): (?=.)", re.DOTALL)
 _PYTHON_FILES = (".py", ".pyw", ".pyx", ".pxd", ".pxi")
 _NO_FILE = re.compile(r"nn\.Module: |<(?:built-in|method|method-wrapper|slot wrapper|class|function|bound method) ")
@@ -255,9 +257,16 @@ _COMPILED = tuple((row, re.compile(rf"(?:^|/)(?:{'|'.join(row.patterns)})")) for
 
 @dataclass(frozen=True, slots=True)
 class FunctionKinds:
-    """One value per string of the trace, for names of Python functions. call: CallKind; frame: FrameKind."""
+    """One value per string of the trace, for names of Python functions.
+
+    user: whether it is the user's.
+    part: whether it is a part of another function.
+    call: CallKind.
+    frame: FrameKind.
+    """
 
     user: Flags
+    part: Flags
     call: Ints8
     frame: UInts8
 
@@ -322,10 +331,12 @@ def library_call(place: CodePlace) -> tuple[CallKind, FrameKind]:
 def function_kinds(context: Context) -> FunctionKinds:
     """Returns the kinds of each string as the name of a Python function."""
     count = len(context.trace.strings)
-    found = FunctionKinds(np.zeros(count, np.bool_), np.zeros(count, np.int8), np.zeros(count, np.uint8))
+    user, part = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    found = FunctionKinds(user, part, np.zeros(count, np.int8), np.zeros(count, np.uint8))
     places = context.get(function_places)
     is_worker = any(_STARTS_WORKER.search(place.name) for place in places.values())  # by python -c
     for number, place in places.items():
+        found.part[number] = _PART.search(place.function) is not None
         found.user[number] = is_users(place) and not (is_worker and place.name == "<string>: <module>")
         if not found.user[number]:
             found.call[number], found.frame[number] = library_call(place)

@@ -233,7 +233,7 @@ def framework_calls(context: Context) -> FrameworkCalls:
     user[calls.user_slice[calls.user_slice == np.arange(len(slices))]] = True
     opened = loops[calls.node]
     aside = (calls.phase == StepPhase.NONE) & (calls.kind == CallKind.NONE) & ~calls.loading
-    tree = call_tree(slices, name, user, opens=user | (opened & aside))
+    tree = call_tree(slices, name, user, user | (opened & aside), calls.part)
     in_opened = np.zeros(len(tree), np.bool_)
     in_opened[tree.node[opened]] = True
     entry = np.full(len(tree), NOTHING, np.int64)

@@ -3,8 +3,8 @@
 Theory of operation
     A node is a user's function below the node that called it, or the first library function that a user's function
     calls (an entry); what a library calls inside belongs to its entry, until it calls the user's code again: the
-    DataLoader a data set, a module a user's forward(). So the tree is small however deep the stacks are. All slices of
-    one depth are numbered at once.
+    DataLoader a data set, a module a user's forward(). So the tree is small however deep the stacks are. A
+    comprehension belongs to the node of the user's function around it. All slices of one depth are numbered at once.
 
     A slice also has the phase that the innermost function of torch around it began (none in the closure of an
     optimizer), and the kind of the outermost library function of a known kind below the innermost user's function, or a
@@ -327,6 +327,7 @@ class UserCalls(CallTree):
     kind: CallKind.
     outer: the kind of the library that called the innermost user's function.
     loading: whether the slice is below the DataLoader.
+    part: whether the slice is a part of a user's function around it.
     user_slice, phase_slice: place of the innermost slice at or above each slice that is of a user's function, or began
         a phase (a module's forward begins one inside another one, too).
     """
@@ -335,6 +336,7 @@ class UserCalls(CallTree):
     kind: Ints8
     outer: Ints8
     loading: Flags
+    part: Flags
     user_slice: Ints
     phase_slice: Ints
 
@@ -376,8 +378,11 @@ def user_calls(context: Context) -> UserCalls:
     count = len(slices)
     phase, kind, outer = (np.zeros(count + 1, np.int8) for _ in range(3))  # the last one is for "no caller"
     loading = np.zeros(count + 1, np.bool_)
+    part = kinds.part[name]
     in_user, in_phase = (np.full(count + 1, NOTHING, np.int64) for _ in range(2))
     for at, above in levels(slices):
+        part[at] &= in_user[above] != NOTHING
+        user[at] &= ~part[at]
         in_user[at] = np.where(user[at], at, in_user[above])
         calling = np.where(kind[above] != CallKind.NONE, kind[above], outer[above])
         outer[at] = np.where(user[at], calling, outer[above])
@@ -387,7 +392,7 @@ def user_calls(context: Context) -> UserCalls:
         leaves = (own_phase[at] == StepPhase.CLOSURE) & (phase[above] == StepPhase.OPTIMIZER)
         phase[at] = np.select([begins_phase, leaves], [own_phase[at], StepPhase.NONE], phase[above])
         loading[at] = loading[above] | (begins_phase & (own_phase[at] == StepPhase.LOADING))
-    tree = call_tree(slices, name, user, opens=user)
+    tree = call_tree(slices, name, user, opens=user, part=part)
     return UserCalls(
         tree.name,
         tree.parent,
@@ -397,6 +402,7 @@ def user_calls(context: Context) -> UserCalls:
         kind[:-1],
         outer[:-1],
         loading[:-1],
+        part,
         in_user[:-1],
         in_phase[:-1],
     )
@@ -430,17 +436,18 @@ def levels(slices: ThreadSlices) -> Iterator[tuple[Ints, Ints]]:
         yield at, slices.parent[at]
 
 
-def call_tree(slices: ThreadSlices, name: Ints, user: Flags, opens: Flags) -> CallTree:
+def call_tree(slices: ThreadSlices, name: Ints, user: Flags, opens: Flags, part: Flags) -> CallTree:
     """Returns the tree of these slices. User's functions, and the callees of slices that open, have nodes.
 
-    name, user, opens: of each slice. All others belong to the node of their caller.
+    name, user, opens: of each slice. All others belong to the node of their caller, and so do parts of a function.
     """
     node = np.full(len(slices) + 1, NOTHING, np.int64)  # the last one is for "no caller"
     opens = np.append(opens, True)
     names, parents, users = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
     made = 0
     for at, above in levels(slices):
-        new = user[at] | opens[above]
+        new = (user[at] | opens[above]) & ~part[at]
+        opens[at] |= part[at] & opens[above]
         node[at] = node[above]
         groups = group([node[above[new]], name[at[new]]])
         node[at[new]] = groups.number + made

@@ -48,6 +48,15 @@ def test_a_folder_with_parentheses_is_the_programs_too() -> None:
     assert finding.where == "RateLimit.wait (/home/me/run (1)/limits.py:42)"
 
 
+@pytest.mark.parametrize("part", ["<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"])
+def test_a_comprehension_is_a_part_of_the_function_that_contains_it(part: str) -> None:
+    holder = (*MAIN, "/job/metrics.py(20): Metrics.send")
+    inside = (*holder, f"/job/metrics.py(22): Metrics.send.<locals>.{part}")
+    (finding,) = user_code(sampled([*[holder] * 10, *[inside] * 30, *[FORWARD] * 60]))
+    assert finding.title.startswith("Metrics.send (metrics.py")
+    assert finding.saving_ns == pytest.approx(40 * PERIOD_NS)
+
+
 def test_time_in_a_library_belongs_to_the_function_that_calls_it() -> None:
     stack = (
         *MAIN,
