@@ -24,10 +24,12 @@ from typing import Any
 from kineto_trace.analysis.finding import DIAGNOSED, remedy
 from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.analysis.host_findings.standing import NOTHING_MOVED, STANDS_STILL
+from kineto_trace.analysis.host_time.thread_views import CROWDED_OUT
 from kineto_trace.base.quantities import format_duration, format_ranges, times
 from kineto_trace.base.source_places import place_parts
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.catalog.view_runner import Request, run_views, sources_of
+from kineto_trace.model.trace import DOUBTED
 from kineto_trace.open.trace_source import WEAK, Source
 from kineto_trace.view_api.cell_texts import ON_RANKS, VERDICT, percent, saving
 from kineto_trace.view_api.result import Result, columns, make_result
@@ -207,23 +209,28 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     rows, causes = findings.rows(), [] if time is None else time.rows()
     if standing := _standing(rows):
         return _standstill(standing, traces)
-    doubt = findings.doubt
-    lead = (f"{doubt[:1].upper()}{doubt[1:]}. " if doubt else "") + _length(causes, ranks, traces)
+    lead = f"{_sentence(findings.note(DOUBTED))} {_length(causes, ranks, traces)}".lstrip()
     best = next(filter(_is_sure, rows), None)
+    crowded = _sentence(findings.note(CROWDED_OUT)) if traces == 1 else ""
     if best is not None:
         found, to_do = f"{lead}{_title(best, traces)}.", _to_do(best)
         if to_do and best["finding"] not in DIAGNOSED:
-            return f"{found}{to_do} That {saving(best)}."
-        return f"{found} Changing that {saving(best)}.{to_do}"
+            return f"{found}{to_do} That {saving(best)}.{crowded}"
+        return f"{found} Changing that {saving(best)}.{to_do}{crowded}"
     if not causes:
-        return ""
+        return crowded.lstrip()
     largest, whole = max(causes, key=lambda row: row["share_pct"]), "it" if lead else "the recorded time"
     parts = [f"{lead}{percent(largest['share_pct'])} of {whole} is {_cause(largest['meaning'])}."]
     if rows:
         parts.append(f"Most promising, by a rough estimate: {_lowered(_title(rows[0], traces))}.{_to_do(rows[0])}")
     elif not findings.failure:
         parts.append("No finding would save half a per cent or more.")
-    return " ".join(parts)
+    return " ".join(parts) + crowded
+
+
+def _sentence(note: str) -> str:
+    """Returns a note as a sentence, with a space before it; "" if there is none."""
+    return f" {note[:1].upper()}{note[1:]}." if note else ""
 
 
 def top_cause(findings: Result, time: Result | None, *, traces: int) -> str:

@@ -40,7 +40,16 @@ PROCESS = (
     "throttled_ns",
     "host_busy_ns",
 )
-_GROUPS = {"rows": _ROWS, "events": _EVENTS, "lives": _LIVES, "process": PROCESS, "children": _CHILDREN}
+_NEIGHBOURS = ("pid", "cpu_ns")
+_GROUPS = {
+    "rows": _ROWS,
+    "events": _EVENTS,
+    "lives": _LIVES,
+    "process": PROCESS,
+    "children": _CHILDREN,
+    "neighbours": _NEIGHBOURS,
+}
+_ADDED: dict[str, dict[str, list[int]]] = {"neighbours": {name: [] for name in _NEIGHBOURS}}  # older traces lack these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,8 @@ class KernelCounters:
       are transfers from and to storage, read_chars and written_chars those of calls, including from memory.
     - children: per child process, such as a DataLoader's worker, its use between two readings, first_ns and last_ns
       (Unix); pid is the daemon's number; child_names: the kernel's.
+    - neighbours: per other process of the same user, such as another job, its CPU time between the first and the last
+      reading; only those that used some. neighbour_names: the kernel's.
     - host_cores, usable_cores (affinity), quota_cores (of the tightest control group; 0 for no quota): may be UNKNOWN.
     """
 
@@ -66,6 +77,8 @@ class KernelCounters:
     process: Mapping[str, Ints]
     children: Mapping[str, Ints]
     child_names: tuple[str, ...]
+    neighbours: Mapping[str, Ints] = field(default_factory=lambda: dict.fromkeys(_NEIGHBOURS, np.empty(0, np.int64)))
+    neighbour_names: tuple[str, ...] = ()
     host_cores: int = UNKNOWN
     usable_cores: int = UNKNOWN
     quota_cores: float = 0.0
@@ -101,6 +114,7 @@ class KernelCounters:
                 group: {name: getattr(self, group)[name].tolist() for name in names} for group, names in _GROUPS.items()
             },
             "child_names": list(self.child_names),
+            "neighbour_names": list(self.neighbour_names),
             "host_cores": self.host_cores,
             "usable_cores": self.usable_cores,
             "quota_cores": self.quota_cores,
@@ -111,12 +125,15 @@ class KernelCounters:
     @classmethod
     def parse(cls, found: Mapping[str, Any]) -> Self | None:
         """Returns the counters of TargetInfo.kernel_counters; None if there are none, or they are not valid."""
-        times, names = _ints(found.get("times")), _texts(found.get("child_names"))
-        columns = {group: _columns(found.get(group), names) for group, names in _GROUPS.items()}
+        times = _ints(found.get("times"))
+        names, others = _texts(found.get("child_names")), _texts(found.get("neighbour_names"))
+        columns = {group: _columns(found.get(group, _ADDED.get(group)), names) for group, names in _GROUPS.items()}
         groups = {group: known for group, known in columns.items() if known is not None}
         if times is None or len(groups) < len(_GROUPS) or len(times) < 2:
             return None
         rows, process, children = groups["rows"], groups["process"], groups["children"]
+        if len(others) != len(groups["neighbours"]["pid"]):
+            return None
         if len(names) != len(children["pid"]) or (children["last_ns"] <= children["first_ns"]).any():
             return None
         intervals = len(times) - 1
@@ -128,6 +145,7 @@ class KernelCounters:
             times=times,
             **groups,
             child_names=names,
+            neighbour_names=others,
             host_cores=_core_count(found.get("host_cores")),
             usable_cores=_core_count(found.get("usable_cores")),
             quota_cores=float(quota) if isinstance(quota, (int, float)) and 0 < quota < 1e6 else 0.0,

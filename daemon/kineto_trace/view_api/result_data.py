@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from kineto_trace.base.install_advice import install_advice
 from kineto_trace.errors import TraceError
-from kineto_trace.model.trace import DOUBTED, TRUNCATED
+from kineto_trace.model.trace import TRUNCATED
 from kineto_trace.view_api.result_columns import ResultColumn, Type, columns
 
 __all__ = ["ARROW_TYPES", "ResultColumn", "ResultData", "Type", "columns"]
@@ -43,12 +43,11 @@ class ResultData:
     @property
     def truncation(self) -> str:
         """The note on a truncated trace; "" if none is truncated."""
-        return next((note for note in self.notes if TRUNCATED in note), "")
+        return self.note(TRUNCATED)
 
-    @property
-    def doubt(self) -> str:
-        """The note on a trace with impossible times; "" if none has any."""
-        return next((note for note in self.notes if DOUBTED in note), "")
+    def note(self, words: str) -> str:
+        """The first note with these words; "" if there is none."""
+        return next((note for note in self.notes if words in note), "")
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns one dictionary per row."""

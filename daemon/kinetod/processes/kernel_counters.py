@@ -11,6 +11,9 @@ Theory of operation
     another user's child, is withheld.
 
     A process decides how many threads and children it has: beyond a limit, only the first ones are read.
+
+    Neighbours, the other processes of the host, have names only if the user of the process can see them: in the same
+    PID namespace, and of the same user.
 """
 
 import contextlib
@@ -166,6 +169,19 @@ class CounterReader:
                 if counters is not None:
                     found[pid] = counters
         return found
+
+    def neighbours(self) -> dict[int, int]:
+        """CPU time (ns) of the other processes of the host since their start, by pid as the daemon sees it."""
+        pids = (int(entry.name) for entry in self._proc.iterdir() if entry.name.isdecimal())
+        found = {pid: _process_cpu_ns(pid) for pid in pids if pid != self._pid}
+        return {pid: cpu_ns for pid, cpu_ns in found.items() if cpu_ns != UNKNOWN}
+
+    def neighbour_name(self, pid: int) -> str:
+        """The name of another process; "" if it has ended or is none of the user's."""
+        with contextlib.suppress(OSError), ProcessFolder(pid, self._proc) as other:
+            if other.link("ns/pid") == self._folder.link("ns/pid") and _owner(other) == self._owner:
+                return other.read("comm").decode("utf-8", "replace").rstrip("\n")
+        return ""
 
     def _tasks(self) -> list[str]:
         """The threads to read: the oldest, since the kernel lists them in that order."""

@@ -72,7 +72,7 @@ from kineto_trace.analysis.findings.kernel_findings import (
 from kineto_trace.analysis.gpu_time_views import NO_GPU
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
 from kineto_trace.analysis.host_findings.standing import standing
-from kineto_trace.analysis.host_findings.threads import compiled_pieces, total_ns
+from kineto_trace.analysis.host_findings.threads import compiled_pieces, neighbours_note, total_ns
 from kineto_trace.analysis.idle_gaps import QUEUED, idle_gaps
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES, PAGEABLE, gil_wait_time, idle_pieces
 from kineto_trace.analysis.step_replay import ReplayChange, step_replay
@@ -116,6 +116,7 @@ class TraceFindings:
     steps: their number; 0 if the trace has none.
     left_out: a note on steps that were left out.
     recording: a note on the cost of recording.
+    neighbours: a note on other programs that take the CPUs.
     """
 
     findings: tuple[Finding, ...]
@@ -123,6 +124,7 @@ class TraceFindings:
     steps: int
     left_out: str | None
     recording: str | None
+    neighbours: str | None = None
 
 
 @view(
@@ -182,7 +184,7 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
             for kind, missing in _EVIDENCE.items()
             if not len(context.trace.table(kind))
         ]
-    notes += [note for note in (found.left_out, found.recording) if note]
+    notes += [note for note in (found.left_out, found.recording, found.neighbours) if note]
     if len(chosen) < len(found.findings):
         notes.append(f"{len(found.findings) - len(chosen)} more: kinetoctl report --view findings")
     if len(chosen) > 1:
@@ -281,7 +283,8 @@ def findings(context: Context) -> TraceFindings:
     every = [without_recording(context, finding) for finding in _without_compiling(context, every)]
     every = [finding for finding in every if finding.saving_ns > LEAST * window]
     every.sort(key=lambda finding: (finding.guess, -finding.saving_ns))
-    return TraceFindings(tuple(every), window, found.steps.steps, found.steps.note(), recording_note(context))
+    notes = found.steps.note(), recording_note(context), neighbours_note(context)
+    return TraceFindings(tuple(every), window, found.steps.steps, *notes)
 
 
 def uncertainty(context: Context, finding: Finding) -> float | None:

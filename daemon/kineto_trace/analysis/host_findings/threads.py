@@ -14,7 +14,13 @@ import numpy as np
 from kineto_trace.analysis import finding
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes, optimizer_name, optimizer_steps
-from kineto_trace.analysis.host_time.thread_views import counters_of
+from kineto_trace.analysis.host_time.thread_views import (
+    Shortage,
+    counters_of,
+    cpu_shortage,
+    neighbours_text,
+    throttled_pct,
+)
 from kineto_trace.analysis.host_time.user_calls import (
     commonest_place,
     host_steps,
@@ -32,6 +38,7 @@ from kineto_trace.base.array_types import NOTHING, Ints
 from kineto_trace.base.quantities import format_duration, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
+from kineto_trace.model.kernel_counters import KernelCounters
 from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, ops
 from kineto_trace.structure.library_calls import CallKind, CodePlace, code_place, functions_named
 from kineto_trace.structure.python_frames import RUNNING, ThreadUse, state_counts, thread_use, window_ns
@@ -208,41 +215,75 @@ def _page_faults(context: Context) -> _PageFaults:
     return _PageFaults(faults, unseen if unseen >= LEAST_SHARE and explained else 0.0)
 
 
-def processors(context: Context) -> Iterator[Finding]:
-    """Yields a finding if the training thread is ready to run but gets too little CPU time."""
-    uses = thread_use(context.trace.target)
-    own = next((use for use in uses if use.thread == context.get(host_steps).thread), None)
+class _Starved(NamedTuple):
+    """The training thread, which is ready to run but gets too little CPU time. share: of the steps, without a CPU."""
+
+    use: ThreadUse
+    share: float
+
+
+def _starved(context: Context) -> _Starved | None:
+    own = next((use for use in thread_use(context.trace.target) if use.thread == context.get(host_steps).thread), None)
     if own is None or not own.samples:
-        return
-    window = window_ns(context.trace)
-    ready, had = own.running / own.samples, own.cpu_ns / window
+        return None
+    ready, had = own.running / own.samples, own.cpu_ns / window_ns(context.trace)
     share = ready - had - context.get(_page_faults).unseen
-    weight = share * total_ns(context)
-    if share < LEAST_SHARE or not is_enough(context, weight, int(share * own.samples)):
+    if share < LEAST_SHARE or not is_enough(context, share * total_ns(context), int(share * own.samples)):
+        return None
+    return _Starved(own, share)
+
+
+def processors(context: Context) -> Iterator[Finding]:
+    """Yields a finding if the training thread gets too little CPU time, unless that is due to other programs."""
+    found, why = context.get(_starved), context.get(cpu_shortage)
+    if found is None or why is Shortage.NEIGHBOURS:
         return
+    own, uses, window = found.use, thread_use(context.trace.target), window_ns(context.trace)
+    had, weight = own.cpu_ns / window, found.share * total_ns(context)
     busy = [use for use in uses if use.cpu_ns > BUSY * window or use is own]
     cores = sum(use.cpu_ns for use in uses) / window
     yield Finding(
         name="no_processor",
         title=f"The training thread is short of CPU: it got {had:.1f} of a core",
         saving_ns=int(weight),
-        advice=_advice(busy, cores),
-        evidence=f"{per_step(context, weight)}; it had work in {100 * ready:.0f} % of {own.samples} samples, but ran "
-        f"only {100 * had:.0f} % of the time; {times(len(busy), 'busy thread')} used {cores:.1f} cores in total",
+        advice=_advice(why, counters_of(context), busy, cores),
+        evidence=f"{per_step(context, weight)}; it had work in {100 * own.running / own.samples:.0f} % of "
+        f"{own.samples} samples, but ran only {100 * had:.0f} % of the time; {times(len(busy), 'busy thread')} used "
+        f"{cores:.1f} cores in total",
         where=f"thread {context.trace.target.threads.get(own.thread, own.thread)}",
     )
 
 
-def _advice(busy: list[ThreadUse], cores: float) -> str:
-    which = (
+def neighbours_note(context: Context) -> str | None:
+    """Returns a note on other programs that take the training thread's CPU; None if none do, or it is not known."""
+    found, counted = context.get(_starved), counters_of(context)
+    if found is None or counted is None or context.get(cpu_shortage) is not Shortage.NEIGHBOURS:
+        return None
+    return f"the training thread waited for a CPU for {100 * found.share:.0f} % of the time: {neighbours_text(counted)}"
+
+
+def _advice(why: Shortage, found: KernelCounters | None, busy: list[ThreadUse], cores: float) -> str:
+    fewer = (
         f"Use fewer threads (torch.set_num_threads, OMP_NUM_THREADS): {len(busy)} are busy on {cores:.1f} cores. "
         if len(busy) > 1
         else ""
     )
-    return (
-        f"{which}Check the CPU limit of the container or service (cgroup quota) and the CPU affinity (taskset, "
-        "cpuset, Slurm's --cpus-per-task), and look for other programs on the machine."
-    )
+    if found is None or why is Shortage.UNKNOWN:
+        return (
+            f"{fewer}Check the CPU limit of the container or service (cgroup quota) and the CPU affinity (taskset, "
+            "cpuset, Slurm's --cpus-per-task), and look for other programs on the machine."
+        )
+    if why is Shortage.QUOTA:
+        return (
+            f"Raise the CPU limit of the container or service: its quota of {found.quota_cores:g} cores (control group "
+            f"{found.quota_group}) was used up in {throttled_pct(found):.0f} % of the periods. {fewer}".rstrip()
+        )
+    if why is Shortage.AFFINITY:
+        return (
+            f"Let the process run on more cores: its CPU affinity allows {found.usable_cores} of the host's "
+            f"{found.host_cores} (taskset, cpuset, Slurm's --cpus-per-task). {fewer}".rstrip()
+        )
+    return fewer.rstrip() or f"Run less at the same time: the host has {times(found.host_cores, 'core')}."
 
 
 def total_ns(context: Context) -> int:

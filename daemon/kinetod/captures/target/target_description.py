@@ -50,6 +50,8 @@ MAX_READINGS = 1024
 MAX_ROWS = 200_000
 _MAX_NAMES = 4096
 _MAX_CHILDREN = 1024
+_MAX_NEIGHBOURS = 32
+_LEAST_NEIGHBOUR = 0.01  # of a core
 _NAME_CHARS = 64
 _NO_TIMES = ThreadTimes(0, 0, 0)
 _NO_EVENTS = ThreadEvents(0, 0, 0, 0)
@@ -86,6 +88,7 @@ class _First:
     reader: CounterReader
     limits: CpuLimits
     events: dict[int, ThreadEvents] = field(default_factory=dict)
+    neighbours: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -103,6 +106,7 @@ class KernelReadings:
     _children: dict[int, _Child] = field(default_factory=dict)  # by pid
     _children_ns: int = 0  # time of their latest reading
     _events: dict[int, ThreadEvents] = field(default_factory=dict)  # at the end
+    _neighbours: list[tuple[str, int, int]] = field(default_factory=list)  # name, pid and CPU time (ns) since the start
     _period_s: float = PERIOD_S
     _due_s: float = 0.0
     _ended: bool = False
@@ -132,6 +136,7 @@ class KernelReadings:
                 with contextlib.suppress(OSError, ValueError):
                     self._events = self._first.reader.thread_events()
                     self._read_children(self._first.reader)
+                    self._neighbours = self._busiest_neighbours(self._first)
             self._stop("")
 
     def close(self) -> None:
@@ -149,6 +154,7 @@ class KernelReadings:
                 self._read(first.reader)
                 first.events = first.reader.thread_events()  # last, since it takes longer
                 self._read_children(first.reader)
+                first.neighbours = first.reader.neighbours()
             else:
                 self._read(self._first.reader)
                 if self._readings[-1].time_ns - self._children_ns >= CHILDREN_PERIOD_NS:
@@ -186,6 +192,8 @@ class KernelReadings:
             child_names=tuple(
                 clean(self._first.reader.child_names.get(pid, ""), _NAME_CHARS) for pid in self._seen_children()
             ),
+            neighbours=_columns(("pid", "cpu_ns"), [numbers for _, *numbers in self._neighbours]),
+            neighbour_names=tuple(name for name, *_ in self._neighbours),
             host_cores=limits.host_cores,
             usable_cores=limits.usable_cores,
             quota_cores=limits.quota_cores or 0.0,
@@ -229,6 +237,19 @@ class KernelReadings:
                 self._children[pid] = _Child(now, counters, now, counters)
             else:
                 self._children[pid] = before._replace(last_ns=now, last=counters)
+
+    def _busiest_neighbours(self, first: _First) -> list[tuple[str, int, int]]:
+        """Those with a name that used more than a little."""
+        length_ns = self._readings[-1].time_ns - self._readings[0].time_ns
+        spent = {
+            pid: cpu_ns - before if cpu_ns >= (before := first.neighbours.get(pid, 0)) else cpu_ns  # or another process
+            for pid, cpu_ns in first.reader.neighbours().items()
+            if pid not in self._children
+        }
+        busy = [pid for pid, cpu_ns in spent.items() if cpu_ns > _LEAST_NEIGHBOUR * length_ns]
+        busy = sorted(busy, key=lambda pid: (-spent[pid], pid))[:_MAX_NEIGHBOURS]
+        named = ((clean(first.reader.neighbour_name(pid), _NAME_CHARS), pid, spent[pid]) for pid in busy)
+        return [each for each in named if each[0]]
 
     def _times_kept(self) -> int:
         return sum(len(reading.threads) for reading in self._readings)

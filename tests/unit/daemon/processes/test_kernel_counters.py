@@ -1,6 +1,8 @@
 """What the kernel counts for a process is read as it is; what cannot be read is unknown, never 0."""
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,29 @@ def test_real_children_are_found_with_their_cpu_time() -> None:
         found = CounterReader(os.getpid())
         assert found.children()[pid].cpu_ns > 0
         assert found.child_names[pid].startswith("python")
+
+
+def test_neighbours_of_the_same_user_have_names() -> None:
+    with subjects.python() as pid, subjects.python() as other:
+        reader = CounterReader(pid)
+        found = reader.neighbours()
+        assert found[other] > 0
+        assert pid not in found
+        assert reader.neighbour_name(other).startswith("python")
+        reader.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to start a process of another user")
+def test_neighbours_of_another_user_or_with_pids_of_their_own_have_no_names() -> None:
+    stranger = subprocess.Popen([subjects.SLEEP, "600"], user=65534)
+    with stranger, subjects.python() as pid, subjects.python(prefix=("unshare", "--pid", "--fork")) as outer:
+        reader = CounterReader(pid)
+        inner = int(Path(f"/proc/{outer}/task/{outer}/children").read_text())
+        assert [reader.neighbour_name(other) for other in (stranger.pid, inner)] == ["", ""]
+        assert reader.neighbour_name(outer) == "unshare"
+        reader.close()
+        os.kill(inner, signal.SIGKILL)
+        stranger.kill()
 
 
 def test_a_real_process_that_computes_gets_cpu_time() -> None:

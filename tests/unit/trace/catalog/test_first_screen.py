@@ -1,6 +1,7 @@
 """What a reader sees first."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -128,20 +129,28 @@ FINDING = {
 }  # fmt: skip
 
 
-def told(findings: list[dict[str, Any]], *causes: dict[str, Any], ranks: int = 1) -> str:
-    """The verdict on results with these rows."""
+def told(findings: list[dict[str, Any]], *causes: dict[str, Any], ranks: int = 1, notes: Sequence[str] = ()) -> str:
+    """The verdict on results with these rows, and these notes of the findings."""
 
     def result(name: str, rows: Sequence[dict[str, Any]]) -> Result:
         values = {column.name: [row.get(column.name) for row in rows] for column in VIEWS[name].result_columns}
         return make_result(name, VIEWS[name].result_columns, values)
 
-    return verdict(result("findings", findings), result("time_causes", causes), ranks=ranks, traces=ranks)
+    found = replace(result("findings", findings), notes=tuple(notes))
+    return verdict(found, result("time_causes", causes), ranks=ranks, traces=ranks)
 
 
 def test_the_verdict_is_the_step_and_what_saves_most_of_it() -> None:
     assert told([FINDING], CAUSE) == (
         "A step takes 100 µs on average. The host is late. Hurry. That could save up to 36 µs a step (36 %, measured)."
     )
+
+
+def test_other_programs_that_take_the_cores_come_last_in_the_verdict() -> None:
+    note = "the training thread waited for a CPU for 50 % of the time: other processes used 1.2 of the host's 2 cores"
+    assert told([FINDING], CAUSE, notes=[note]).endswith(f" (36 %, measured). T{note[1:]}.")
+    assert told([], CAUSE, notes=[note]).endswith(f" half a per cent or more. T{note[1:]}.")
+    assert told([], notes=[note]) == f"T{note[1:]}."
 
 
 def test_a_finding_without_advice_still_says_what_it_would_save() -> None:

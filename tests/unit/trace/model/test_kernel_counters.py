@@ -16,6 +16,8 @@ GIVEN: dict[str, Any] = {
     "children": {"pid": [50], "first_ns": [100], "last_ns": [300], "cpu_ns": [90], "wait_ns": [10],
                  "major_faults": [1], "read_bytes": [-1]},
     "child_names": ["worker"],
+    "neighbours": {"pid": [70], "cpu_ns": [80]},
+    "neighbour_names": ["make"],
     "host_cores": 4,
     "usable_cores": 2,
     "quota_cores": 1.5,
@@ -39,12 +41,19 @@ def test_counters_survive_json_and_add_up() -> None:
     {"times": [1.0, 2, 3]},
     {"rows": None}, {"rows": {**GIVEN["rows"], "interval": [0, 1, 2]}}, {"rows": {**GIVEN["rows"], "thread": [7]}},
     {"events": {}}, {"lives": {}}, {"child_names": []},
-    {"children": {**GIVEN["children"], "last_ns": [100]}},
+    {"children": {**GIVEN["children"], "last_ns": [100]}}, {"neighbour_names": []}, {"neighbours": {"pid": [70]}},
     {"process": {**GIVEN["process"], "cpu_ns": [5]}}, {"process": {"cpu_ns": [5, 6]}},
 ])  # fmt: skip
 def test_what_is_not_of_the_form_is_nothing(change: dict[str, Any]) -> None:
     assert KernelCounters.parse(GIVEN | change) is None
     assert KernelCounters.parse({}) is None
+
+
+def test_older_counters_have_no_neighbours() -> None:
+    older = {name: value for name, value in GIVEN.items() if not name.startswith("neighbour")}
+    found = KernelCounters.parse(older)
+    assert found is not None
+    assert (found.neighbour_names, found.neighbours["cpu_ns"].tolist()) == ((), [])
 
 
 def test_limits_that_are_impossible_are_unknown() -> None:

@@ -46,6 +46,7 @@ class Kernel:
         self.processes: dict[int, ChildCounters] = {}
         self.child_names = {50: "worker\n"}
         self.left_out = False
+        self.others: dict[int, int] = {}
 
     def threads(self) -> dict[int, ThreadTimes]:
         return dict(self.times)
@@ -58,6 +59,12 @@ class Kernel:
 
     def children(self) -> dict[int, ChildCounters]:
         return dict(self.processes)
+
+    def neighbours(self) -> dict[int, int]:
+        return dict(self.others)
+
+    def neighbour_name(self, pid: int) -> str:
+        return {70: "make\n", 71: "cc", 72: "cc"}.get(pid, "")
 
     def limits(self) -> CpuLimits:
         return CpuLimits(host_cores=4, usable_cores=2)
@@ -121,6 +128,22 @@ def test_children_are_counted_between_the_first_and_the_last_look(
     assert (found.children["cpu_ns"].tolist(), found.children["wait_ns"].tolist()) == ([90, 0], [20, 0])
     assert found.child_names == ("worker ", "")
     assert KernelCounters.parse(found.to_json()) is not None
+
+
+def test_neighbours_are_those_that_used_some_cpu_time_and_may_be_named(
+    readings: KernelReadings, kernel: Kernel
+) -> None:
+    kernel.processes = {50: ChildCounters(0, 0, 0, 0)}
+    kernel.others = {50: 0, 70: 5_000, 71: 9_000, 73: 0, 74: 100}
+    readings.take()
+    kernel.others = {50: 900, 70: 5_400, 71: 600, 72: 800, 73: 500, 74: 101}  # 71 is another process now
+    readings.end()
+    found = readings.counters()
+    assert found is not None
+    assert found.neighbour_names == ("cc", "cc", "make ")
+    assert {name: column.tolist() for name, column in found.neighbours.items()} == {
+        "pid": [72, 71, 70], "cpu_ns": [800, 600, 400],
+    }  # fmt: skip
 
 
 def test_a_thread_that_gets_the_number_of_one_that_ended_counts_from_zero(

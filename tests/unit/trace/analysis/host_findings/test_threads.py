@@ -14,6 +14,7 @@ from kineto_trace.analysis.host_findings.threads import (
     garbage,
     gil,
     graph_breaks,
+    neighbours_note,
     optimizer,
     paging,
     processors,
@@ -168,6 +169,56 @@ def test_a_thread_that_is_ready_but_has_half_a_processor_is_found() -> None:
     assert finding.title == "The training thread is short of CPU: it got 0.5 of a core"
     assert round(finding.saving_ns / PERIOD_NS) == 50
     assert "torch.set_num_threads" in finding.advice
+
+
+def crowd(others: float, *, ready: int = 1, **limits: Any) -> dict[str, Any]:
+    """The kernel's counters of a host of 2 cores, `others` of which other processes use. ready: threads of this one."""
+    length, found = 100 * PERIOD_NS, counted(0)
+    threads = {"interval": [0] * ready, "thread": [*range(THREAD, THREAD + ready)], "switches": [1] * ready}
+    half = {"cpu_ns": [length // 2] * ready, "wait_ns": [length // 2] * ready}
+    process = {
+        **found["process"],
+        "cpu_ns": [ready * length // 2],
+        "host_busy_ns": [ready * length // 2 + int(others * length)],
+    }
+    names: dict[str, Any] = {"neighbours": {"pid": [70, 71, 72], "cpu_ns": [length // 2, length // 4, length // 50]}}
+    names["neighbour_names"] = ["cc", "cc", "top"]
+    cores = {"host_cores": 2, "usable_cores": 2}
+    return {**found, "rows": {**threads, **half}, "process": process, **names, **cores, **limits}
+
+
+STARVED: dict[str, Any] = {"thread_use": [use(THREAD, 100, 0.5), use(3, 100, 0.5)], "threads": {1: "MainThread"}}
+
+
+def test_other_programs_that_take_the_cores_are_named_and_no_finding() -> None:
+    context = sampled([FORWARD] * 100, **STARVED, kernel_counters=crowd(1.2))
+    assert list(processors(context)) == []
+    assert neighbours_note(context) == (
+        "the training thread waited for a CPU for 50 % of the time: other processes used 1.2 of the host's 2 cores (cc "
+        "0.8 in 2 processes)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("counters", "advice"),
+    [
+        (crowd(0.1, ready=4), "Use fewer threads (torch.set_num_threads, OMP_NUM_THREADS): 2 are busy on 1.0 cores."),
+        (crowd(1.0, ready=4), "Use fewer threads (torch.set_num_threads, OMP_NUM_THREADS): 2 are busy on 1.0 cores."),
+        (crowd(1.2, usable_cores=1), "Let the process run on more cores: its CPU affinity allows 1 of the host's 2"),
+        (
+            {**crowd(1.2, quota_cores=1.5, quota_group="/jobs"),
+             "process": {**crowd(1.2)["process"], "quota_periods": [10], "throttled_periods": [4]}},
+            "Raise the CPU limit of the container or service: its quota of 1.5 cores (control group /jobs) was used up "
+            "in 40 % of the periods.",
+        ),
+    ],
+    ids=["threads", "threads, whoever else runs", "affinity", "quota"],
+)  # fmt: skip
+def test_what_keeps_a_thread_from_the_processor_is_told_apart(counters: dict[str, Any], advice: str) -> None:
+    context = sampled([FORWARD] * 100, **STARVED, kernel_counters=counters)
+    (finding,) = processors(context)
+    assert finding.advice.startswith(advice)
+    assert neighbours_note(context) is None
 
 
 def test_a_thread_that_has_the_processor_whenever_it_is_ready_is_no_finding() -> None:
