@@ -22,13 +22,13 @@ from kineto_trace.analysis.host_findings.threads import (
     per_step,
     processor_share,
     processors,
+    recomputation,
     second_backward,
     total_ns,
 )
 from kineto_trace.analysis.host_findings.user_code import main_kind, user_code
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
 from kineto_trace.analysis.host_time.user_calls import (
-    StepPhase,
     UserCalls,
     host_steps,
     inclusive_sums,
@@ -47,6 +47,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, forward_backward, gpu, op_roles, ops
 from kineto_trace.structure.event_arguments import argument_objects
 from kineto_trace.structure.library_calls import CallKind, code_place, function_kinds, functions_named
+from kineto_trace.structure.step_phases import StepPhase
 
 CONVERSIONS = ("aten::to", "aten::_to_copy", "aten::type_as")
 COPIES = ("aten::clone", "aten::contiguous", "aten::copy_", "aten::repeat", "aten::repeat_interleave")
@@ -339,6 +340,7 @@ HOST_RULES: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     processors,
     optimizer,
     anomaly_mode,
+    recomputation,
     compilation,
     graph_breaks,
     second_backward,

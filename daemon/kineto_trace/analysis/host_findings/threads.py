@@ -42,6 +42,7 @@ from kineto_trace.model.kernel_counters import KernelCounters
 from kineto_trace.structure.activity_links import EVALUATE_FUNCTION, ops
 from kineto_trace.structure.library_calls import CallKind, CodePlace, code_place, functions_named
 from kineto_trace.structure.python_frames import RUNNING, ThreadUse, state_counts, thread_use, window_ns
+from kineto_trace.structure.step_phases import StepPhase
 
 LEAST_SHARE = 0.05  # of the time of the training thread: less is within the error of its CPU time
 LONGEST_FAULT_NS = 2_000_000  # samples show longer ones
@@ -403,6 +404,28 @@ def _checks(context: Context) -> int:
     inside = np.append(evaluates[table["name"]], False)[parents]
     inside &= context.get(host_steps).of(table["start"]) >= 0
     return int(table["duration"][chosen & inside].sum())
+
+
+def recomputation(context: Context) -> Iterator[Finding]:
+    """Yields the forward pass that activation checkpointing computes again in the backward."""
+    classes, found, calls = context.get(moment_classes), context.get(moments), context.get(user_calls)
+    again = calls.phase[found.place] == StepPhase.RECOMPUTATION if len(calls) else np.zeros(len(found), np.bool_)
+    rows = np.flatnonzero(again & (classes.weight > 0))
+    weight = float(classes.weight[rows].sum())
+    if not is_enough(context, weight, len(rows)):
+        return
+    place = commonest_place(context, rows, classes.weight[rows])
+    yield Finding(
+        name="recomputation",
+        title="Activation checkpointing computes the forward pass again" + (f", mostly {place.short}" if place else ""),
+        saving_ns=int(weight),
+        advice="Checkpoint fewer layers, or keep the results of expensive operators "
+        "(create_selective_checkpoint_contexts), as far as the memory allows: this time is the price of the memory "
+        "that checkpointing saves.",
+        evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in torch.utils.checkpoint during the "
+        "backward pass",
+        where=str(place or ""),
+    )
 
 
 def compilation(context: Context) -> Iterator[Finding]:

@@ -32,13 +32,11 @@ import numpy as np
 
 from kineto_trace.analysis.host_time.user_calls import (
     CallTree,
-    StepPhase,
     call_tree,
     host_steps,
     host_time_lost,
     inclusive_sums,
     moments,
-    phases_by_name,
     thread_slices,
     trained_callees,
     user_calls,
@@ -49,6 +47,7 @@ from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import op_roles, ops
 from kineto_trace.structure.library_calls import CallKind
+from kineto_trace.structure.step_phases import StepPhase, phases_by_name
 
 LONG_GAP_NS = 1_000_000
 ASLEEP = 0.5
@@ -124,7 +123,7 @@ def moment_classes(context: Context) -> MomentClasses:
             np.isin(kind, (CallKind.COMPILE, CallKind.RESET)),
             (kind == CallKind.ANOMALY) & ((op >= 0) | _calls_operators(context)),
             calls.loading[found.place] | _in_loader(context),
-            (phase == StepPhase.BACKWARD) | ((phase == StepPhase.NONE) & backward),
+            np.isin(phase, (StepPhase.BACKWARD, StepPhase.RECOMPUTATION)) | ((phase == StepPhase.NONE) & backward),
             phase == StepPhase.OPTIMIZER,
             forward & ~aside & ((op < 0) | linked | (found.time >= _last_backward(context))),
             forward & ~aside,

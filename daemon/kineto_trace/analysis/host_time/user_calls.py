@@ -21,10 +21,8 @@ Callees of the training thread's lines that are not Python functions but C, acco
     the same name: then its samples have more time than those operators, and are ignored.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +34,7 @@ from kineto_trace.arrays.row_groups import group, in_subtrees, places_by_value, 
 from kineto_trace.base.array_types import NOTHING, AnyArray, Flags, Floats, Ints, Ints8
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu, op_roles, ops, steps, training_thread
-from kineto_trace.structure.library_calls import CallKind, CodePlace, code_place, function_kinds, function_places
+from kineto_trace.structure.library_calls import CallKind, CodePlace, code_place, function_kinds
 from kineto_trace.structure.nesting import Nested
 from kineto_trace.structure.python_frames import (
     IDLE,
@@ -49,16 +47,11 @@ from kineto_trace.structure.python_frames import (
     state_counts,
 )
 from kineto_trace.structure.step_pace import paced_steps
+from kineto_trace.structure.step_phases import StepPhase, phases_by_name
 
 EXACT_NS = 100_000
 MAX_MOMENTS = 2_000_000  # pieces of exact calls, or samples; if there are more, each represents several
 STICKY = (CallKind.COMPILE, CallKind.ANOMALY, CallKind.RESET)  # hold for everything below, including user's code
-_CLOSURE = r": (?:.*\.)?(?:_wrap_)?closure$|: Closure\.__call__$"  # Lightning's, and that of torch's documentation
-_NO_OPTIMIZER = r"(?!\w+\.(?:__|state_dict|load_state|register_))"
-_NO_FORWARD = (
-    r"(?!\w+\.(?:__(?!call__)|_apply|_?named_|parameters|buffers|children|modules|state_dict|load_state|_save_to|_load_from"
-    r"|train$|eval$|to$|zero_grad|requires_grad|register_)|Parameter(?:Dict|List)\.)"
-)
 NEARLY_ALL = 0.9  # of the operators of a name
 LONGER = 2  # times the operators: the cost of calling them
 FEW = 4  # more samples than this are not chance
@@ -266,42 +259,6 @@ def host_time_lost(context: Context) -> Flags:
     return free
 
 
-# The functions of torch and Keras in which the parts of a training step begin, by name.
-# A phase begins in a library's function: the DataLoader's iterators, the call of a module, backward(), an optimizer. An
-# optimizer that is given a closure calls the whole step: what runs below the closure is not the optimizer's.
-class StepPhase(IntEnum):
-    """The parts of a training step on the host. CLOSURE: called by an optimizer, for the loss and its gradients."""
-
-    NONE = 0
-    LOADING = 1
-    FORWARD = 2
-    BACKWARD = 3
-    OPTIMIZER = 4
-    CLOSURE = 5
-
-
-_BEGINS = (
-    (
-        StepPhase.LOADING,
-        r"(?:^|/)torch/utils/data/[^:]*: |(?:^|/)keras/(?:[^:]*/)?(?:epoch_iterator\.py|data_adapters/[^:]*): ",
-    ),
-    (
-        StepPhase.OPTIMIZER,
-        rf"(?:^|/)torch/optim/[^:]*: {_NO_OPTIMIZER}|(?:^|/)torch/amp/grad_scaler\.py: "
-        r"|(?:^|/)keras/(?:[^:]*/)?optimizers/[^:]*: .*(?:apply|step)\w*$",
-    ),
-    (
-        StepPhase.BACKWARD,
-        r"(?:^|/)torch/_tensor\.py: (?:Tensor\.)?backward$"
-        r"|(?:^|/)torch/autograd/(?:__init__\.py: (?:backward|grad)$|graph\.py: _engine_run_backward)",
-    ),
-    (
-        StepPhase.FORWARD,
-        rf"(?:^|/)torch/nn/(?:modules/|functional\.py|parallel/)[^:]*: {_NO_FORWARD}|^nn\.Module: ",
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class CallTree:
     """A tree of calls.
@@ -387,6 +344,8 @@ def user_calls(context: Context) -> UserCalls:
         calling = np.where(kind[above] != CallKind.NONE, kind[above], outer[above])
         outer[at] = np.where(user[at], calling, outer[above])
         kind[at] = _kinds(own_kind[at], kind[above], user[at])
+        again = (own_phase[at] == StepPhase.FORWARD) & (phase[above] == StepPhase.RECOMPUTATION)
+        own_phase[at] = np.where(again, StepPhase.RECOMPUTATION, own_phase[at])
         begins_phase = ~np.isin(own_phase[at], (StepPhase.NONE, StepPhase.CLOSURE)) & (kind[at] != CallKind.IMPORT)
         in_phase[at] = np.where(begins_phase, at, in_phase[above])
         leaves = (own_phase[at] == StepPhase.CLOSURE) & (phase[above] == StepPhase.OPTIMIZER)
@@ -415,16 +374,6 @@ def _kinds(own: Ints8, above: Ints8, user: Flags) -> Ints8:
     stronger |= (own == CallKind.IMPORT) & (kept == CallKind.RESET)
     kinds: Ints8 = np.where((kept == CallKind.NONE) | stronger, own, kept)
     return kinds
-
-
-def phases_by_name(context: Context) -> Ints8:
-    """Returns for each string of the trace the StepPhase that it begins as the name of a Python function."""
-    begins = np.zeros(len(context.trace.strings), np.int8)
-    user = context.get(function_kinds).user
-    for number, place in context.get(function_places).items():
-        known = ((StepPhase.CLOSURE, _CLOSURE), *(() if user[number] else _BEGINS))
-        begins[number] = next((phase for phase, text in known if re.search(text, place.name)), StepPhase.NONE)
-    return begins
 
 
 def levels(slices: ThreadSlices) -> Iterator[tuple[Ints, Ints]]:

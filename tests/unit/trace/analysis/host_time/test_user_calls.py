@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.host_finding_rules import loading
-from kineto_trace.analysis.host_findings.threads import compilation, optimizer
+from kineto_trace.analysis.host_findings.threads import compilation, optimizer, recomputation
 from kineto_trace.analysis.host_findings.user_code import user_code
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
-from kineto_trace.analysis.host_time.user_calls import StepPhase, phases_by_name, user_lines
+from kineto_trace.analysis.host_time.user_calls import user_lines
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from support.trace_files.sampled_stacks import (
     BACKWARD,
     FORWARD,
+    LINEAR,
     MAIN,
+    MODULE,
     PERIOD_NS,
     SITE,
     TORCH,
@@ -25,7 +27,6 @@ from support.trace_files.sampled_stacks import (
     sampled,
     sampled_trace,
 )
-from support.trace_files.traces import trace
 
 FINDS, RUNS = "<frozen importlib._bootstrap>(1349): _find_and_load", "<frozen importlib._bootstrap>(480): _call"
 MAKES_OPTIMIZER = (*MAIN, TORCH + "optim/sgd.py(30): SGD.__init__", TORCH + "_compile.py(20): inner")
@@ -44,7 +45,7 @@ PHASES = [
     TORCH + "optim/adam.py(1): <module>",
     TORCH + "autograd/graph.py(1): <module>",
 ]
-KERAS = SITE + "keras/src/"
+CHECKPOINT = TORCH + "utils/checkpoint.py(1): "
 TRAINING: list[Sample] = [*[FORWARD] * 40, *[(*MAIN, BACKWARD)] * 40]
 CALLED = TORCH + "autograd/function.py(327): apply"
 
@@ -81,33 +82,15 @@ def test_the_users_module_that_is_imported_may_compile_and_train() -> None:
     assert classes((*runs, *FORWARD[2:])) == [MomentClass.FORWARD] * 3
 
 
-@pytest.mark.parametrize(
-    ("name", "phase"),
-    [
-        (TORCH + "nn/modules/module.py(1): Module._call_impl", StepPhase.FORWARD),
-        (TORCH + "nn/modules/module.py(1): Module.__call__", StepPhase.FORWARD),
-        (TORCH + "nn/modules/conv.py(1): Conv2d.forward", StepPhase.FORWARD),
-        (TORCH + "nn/functional.py(1): relu", StepPhase.FORWARD),
-        (TORCH + "nn/modules/module.py(1): Module.__dir__", StepPhase.NONE),
-        (TORCH + "nn/modules/module.py(1): Module.modules", StepPhase.NONE),
-        (TORCH + "nn/modules/container.py(1): ParameterDict.update", StepPhase.NONE),
-        (TORCH + "nn/modules/linear.py(1): Linear.__init__", StepPhase.NONE),
-        (TORCH + "optim/optimizer.py(1): Optimizer.profile_hook_step.<locals>.wrapper", StepPhase.OPTIMIZER),
-        (TORCH + "optim/adamw.py(1): adamw", StepPhase.OPTIMIZER),
-        (TORCH + "optim/optimizer.py(1): Optimizer.state_dict", StepPhase.NONE),
-        (KERAS + "backend/torch/optimizers/torch_adam.py(1): Adam._parallel_update_step", StepPhase.OPTIMIZER),
-        (KERAS + "optimizers/base_optimizer.py(1): BaseOptimizer.apply", StepPhase.OPTIMIZER),
-        (KERAS + "optimizers/base_optimizer.py(1): BaseOptimizer.save_own_variables", StepPhase.NONE),
-        (KERAS + "trainers/epoch_iterator.py(1): EpochIterator.__iter__", StepPhase.LOADING),
-        ("/job/train.py(1): main.<locals>.closure", StepPhase.CLOSURE),
-        (SITE + "lightning/pytorch/loops/optimization/automatic.py(1): Closure.__call__", StepPhase.CLOSURE),
-        ("/job/optim/optimizers/own.py(1): Own.step", StepPhase.NONE),
-    ],
-)
-def test_functions_begin_the_parts_of_a_step(name: str, phase: StepPhase) -> None:
-    context = Context(trace({"python_function": [{"name": name, "start": 0, "duration": 1}]}))
-    begun = context.get(phases_by_name)[context.trace.strings.index(name)]
-    assert StepPhase(int(begun)) == phase
+def test_a_forward_that_is_computed_again_is_no_evaluation_and_its_backward_is_none_of_it() -> None:
+    again = (*MAIN, BACKWARD, CHECKPOINT + "CheckpointFunction.backward")
+    block = (*again, MODULE, "/job/net.py(5): Block.forward", MODULE, LINEAR)
+    inner = (*again, TORCH + "autograd/__init__.py(1): backward")
+    context = sampled([*[FORWARD] * 30, *[(*MAIN, BACKWARD)] * 20, *[block] * 30, *[inner] * 20])
+    assert list(user_code(context)) == []
+    (finding,) = recomputation(context)
+    assert finding.title == "Activation checkpointing computes the forward pass again, mostly Block.forward (net.py:42)"
+    assert finding.saving_ns == pytest.approx(30 * PERIOD_NS)
 
 
 def op(name: str, start: int, end: int, **values: int) -> dict[str, Any]:
