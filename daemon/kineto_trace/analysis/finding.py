@@ -17,6 +17,7 @@ GUESSES = frozenset(
         "busy_function",
         "compile_warm_up",
         "framework_work",
+        "recurrent_cells",
         "memory_bound",
         "compute_bound",
         "latency_bound",

@@ -30,6 +30,7 @@ from kineto_trace.analysis.host_findings.user_code import main_kind, user_code
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes
 from kineto_trace.analysis.host_time.user_calls import (
     UserCalls,
+    commonest_place,
     host_steps,
     inclusive_sums,
     moments,
@@ -68,6 +69,9 @@ _MORE = {
     CallKind.NONE: "Make this function faster: vectorise it, or compute the result once and keep it; collate whole "
     "tensors, and let a sampler draw all random numbers at once.",
 }
+LEAST_CELLS = 16  # in a step
+CELLS_GAIN = 0.5
+_CELL = re.compile(r"^aten::(?:gru|lstm|rnn_tanh|rnn_relu)_cell$")
 SEEN = 2  # samples of an operator's name in one function and none in another
 _LOW = (1 << 32) - 1
 _EVALUATES = re.compile("^" + re.escape(EVALUATE_FUNCTION))
@@ -296,6 +300,37 @@ def _loops(context: Context, rows: Ints, caller: Ints, in_backward: bool) -> Ite
         )
 
 
+def recurrent_cells(context: Context) -> Iterator[Finding]:
+    """Yields a recurrent cell that is stepped through time in Python. What one call would save is a guess."""
+    if len(context.get(gpu)) or not len(context.get(user_calls)):
+        return
+    table, window = context.trace.table("cpu_op"), context.get(host_steps)
+    cells = matches(context.trace.strings, _CELL)
+    rows = np.flatnonzero(cells[table["name"]] & (table["thread"] == window.thread))
+    rows = rows[window.of(table["start"][rows]) >= 0]
+    per_step_count = len(rows) / max(len(window.start), 1)
+    took, backward = float(table["duration"][rows].sum()), backward_ns(context, rows, rows * 0, 1)
+    whole = took + float(backward[0])
+    if per_step_count < LEAST_CELLS or not is_enough(context, whole, len(rows)):
+        return
+    names = outermost_names(context, np.arange(len(context.get(moments))))
+    mine = np.flatnonzero(np.append(cells, False)[names])  # the last one is for "none"
+    where = commonest_place(context, mine, context.get(moment_classes).weight[mine])
+    kind = context.trace.strings[int(table["name"][rows[0]])].removeprefix("aten::").partition("_")[0].upper()
+    yield Finding(
+        name="recurrent_cells",
+        title=f"{where.short if where else 'A loop'} calls {per_step_count:,.0f} {kind} cells per step, one after the "
+        "other",
+        saving_ns=int(whole * CELLS_GAIN),
+        advice=f"Call nn.{kind} once for the whole sequence, packed if lengths differ: it multiplies all inputs at "
+        "once, and calls far fewer operators. Where each step needs the output of the one before it, compile the loop "
+        "(torch.compile).",
+        evidence=f"{per_step(context, took)} in these cells, and {per_step(context, float(backward[0]))} in their "
+        f"backward pass; the saving assumes {100 * CELLS_GAIN:.0f} % of that, but depends on their size",
+        where=str(where or ""),
+    )
+
+
 def forward_copies(context: Context) -> Iterator[Finding]:
     """Yields a finding for each function whose copies and conversions take much of the steps."""
     if len(context.get(gpu)) or not len(context.get(user_calls)):
@@ -345,6 +380,7 @@ HOST_RULES: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     graph_breaks,
     second_backward,
     small_operators,
+    recurrent_cells,
     forward_copies,
     number_types,
     layouts,
@@ -508,6 +544,8 @@ def backward_ns(context: Context, rows: Ints, place: Ints, count: int) -> Floats
     around = outermost[links.backward_rows]
     own = np.where(took[around] > 0, took[around], table["duration"][links.backward_rows])
     known = owner != NOTHING
-    between = float(classes.weight[(classes.kind == MomentClass.BACKWARD) & (classes.op < 0)].sum())
+    in_backward = classes.weight * (classes.kind == MomentClass.BACKWARD)
+    between = float(in_backward[classes.op < 0].sum())  # at most what the engine leaves: a sample's time is not exact
+    between = min(between, max(float(in_backward.sum()) - float(table["duration"][engine].sum()), 0.0))
     nodes = max(int(np.count_nonzero(engine)), len(links.backward_rows), 1)
     return np.bincount(owner[known], own[known] + between / nodes, count).astype(np.float64)

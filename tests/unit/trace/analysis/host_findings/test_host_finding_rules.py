@@ -12,6 +12,7 @@ from kineto_trace.analysis.host_findings.host_finding_rules import (
     layouts,
     loading,
     number_types,
+    recurrent_cells,
     small_operators,
 )
 from kineto_trace.model.context import Context
@@ -192,6 +193,27 @@ def test_the_backward_has_the_time_of_the_engine_around_its_nodes_and_between_th
     (finding,) = small_operators(sampled([*[LOSS] * 3, *[ENGINE] * 10, *[FORWARD] * 87], ops=made))
     assert finding.title == "penalty (train.py:20) calls 1,000 small operators per step"
     assert round(finding.saving_ns / PERIOD_NS, 1) == round(0.8 * (3 + 5 + 5), 1)
+
+
+def test_the_backward_takes_no_longer_than_it_is_seen() -> None:
+    late = [{**row, "start": row["start"] + 2 * PERIOD_NS} for row in backward_ops(3, 11, 1_000)]
+    made = [*forward_ops("aten::mul", 0, 3, 1_000), *late]  # two samples of the backward see no operator
+    (finding,) = small_operators(sampled([*[LOSS] * 3, *[ENGINE] * 8, *[FORWARD] * 89], ops=made))
+    assert round(finding.saving_ns / PERIOD_NS, 1) == round(0.8 * (3 + 8), 1)
+
+
+def test_a_recurrent_cell_that_is_stepped_through_time_is_told_with_what_takes_its_place() -> None:
+    encode = (*MAIN, MODULE, "/job/model.py(4): Model.encode")
+    cell = (*encode, MODULE, TORCH + "nn/modules/rnn.py(1500): GRUCell.forward")
+    made = [*forward_ops("aten::gru_cell", 0, 4, 20), *backward_ops(4, 10, 20)]
+    context = sampled([*[cell] * 4, *[ENGINE] * 6], ops=made)
+    (finding,) = recurrent_cells(context)
+    assert finding.title == "Model.encode (model.py:42) calls 20 GRU cells per step, one after the other"
+    assert finding.advice.startswith("Call nn.GRU once for the whole sequence")
+    assert finding.guess
+    assert round(finding.saving_ns / PERIOD_NS) == 5
+    few = [*forward_ops("aten::gru_cell", 0, 4, 10), *backward_ops(4, 10, 10)]
+    assert list(recurrent_cells(sampled([*[cell] * 4, *[ENGINE] * 6], ops=few))) == []
 
 
 def test_operators_belong_to_the_function_in_which_samples_saw_their_name() -> None:
