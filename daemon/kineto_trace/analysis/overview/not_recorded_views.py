@@ -498,7 +498,7 @@ PARTS = (
     ),
     TracePart(
         "input shapes",
-        "operators by shape, matrix sizes",
+        "operators by shape, matrix sizes, findings on number types and layouts",
         f"use {_PROFILER}(record_shapes=True)",
         f"{_TRACE} --record-shapes",
         _shapes,
