@@ -1,20 +1,24 @@
 """Small traces made for the purpose, on which a figure or an advice was wrong once."""
 
+import lzma
 from pathlib import Path
 
 import pytest
 from kineto_trace import run_view
-from kineto_trace.analysis.cause_views import time_causes
+from kineto_trace.analysis.cause_views import GPU_CAUSES, time_causes
 from kineto_trace.analysis.findings.finding_views import findings, findings_view
 from kineto_trace.analysis.idle_pieces import IDLE_CAUSES
 from kineto_trace.catalog.first_screen import first_screen_of
+from kineto_trace.conversion.time_cut import cut
 from kineto_trace.model.context import Context
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.snapshots.snapshot_reader import read_snapshot
 from kineto_trace.structure.activity_links import gpu
 from kineto_trace.structure.trace_forms import with_current_forms
+from support.trace_files.public_traces import public_paths
 
-DATA = Path(__file__).parents[4] / "data" / "advice"
+H200 = Path(__file__).parents[4] / "data" / "h200"
+DATA = H200.with_name("advice")
 US, MS = 1_000, 1_000_000
 
 
@@ -43,6 +47,32 @@ def launched_by(context: Context) -> dict[str, set[str]]:
     for name, op in zip(activity.name.tolist(), activity.op.tolist(), strict=True):
         found.setdefault(strings[name], set()).add(strings[int(ops[op])] if op >= 0 else "")
     return found
+
+
+def recordings(folder: Path) -> list[Path]:
+    """All traces that are here, unpacked."""
+    made = []
+    for packed in (*H200.glob("*-kineto.json.xz"), *H200.glob("jax-*-xspace.xz")):
+        made.append(folder / packed.name.removesuffix(".xz").replace("-xspace", ".xplane.pb"))
+        made[-1].write_bytes(lzma.decompress(packed.read_bytes()))
+    return [*DATA.glob("*.json.gz"), *DATA.glob("*.pb"), *H200.glob("ddp4/*.json.gz"), *made, *public_paths()]
+
+
+def test_no_finding_saves_more_than_the_gpu_idles_and_computes_for_it(tmp_path: Path) -> None:
+    judged, parts = 0, ((0, 1), (0, 0.5), (0.5, 1), (0.25, 0.75), (0.1, 0.3), (0.3, 0.6), (0.6, 0.9), (0.05, 0.95))
+    for path in recordings(tmp_path):
+        whole = open_trace(path)
+        start, length = whole.window_start_ns, whole.window_end_ns - whole.window_start_ns
+        for first, last in parts:
+            context = Context(cut(whole, start + int(first * length), start + int(last * length)))
+            told, causes = context.get(findings), context.get(time_causes)
+            idle, busy = (sum(causes.total(cause) for cause in kind) for kind in (IDLE_CAUSES, GPU_CAUSES))
+            judged += 1
+            for each in told.findings:
+                owns = each.kernels or each.replayed or not set(each.causes) <= set(IDLE_CAUSES)
+                most = min(idle + busy if owns else idle, told.window_ns) if idle + busy else told.window_ns
+                assert each.guess or each.saving_ns <= most + US, (path.name, first, last, each)
+    assert judged >= 150
 
 
 def test_what_ran_before_the_measured_time_saves_none_of_it() -> None:
