@@ -64,8 +64,10 @@ class Shortage(StrEnum):
 def cpu_shortage(context: Context) -> Shortage:
     """Returns what keeps the process's threads from running, if some wait for a CPU.
 
-    A quota comes first: its periods say when it was used up. Where the threads that want to run are no more than the
-    cores, other processes have taken these. On some of the host's cores it is not known who else used them.
+    - QUOTA comes first: its periods say when it was used up.
+    - AFFINITY: who else runs on these cores is not known.
+    - THREADS, if many more than the cores want to run: they keep each other waiting, whoever else runs.
+    - NEIGHBOURS: other processes ran.
     """
     found = counters_of(context)
     if found is None or found.host_cores <= 0:
@@ -80,8 +82,9 @@ def cpu_shortage(context: Context) -> Shortage:
     known = np.maximum(found.children["cpu_ns"], 0) + np.maximum(found.children["wait_ns"], 0)
     wanted += float((known / length).sum())
     others = neighbours_cores(found)
-    crowded = others is not None and others >= LEAST_NEIGHBOURS and wanted < TOO_MANY * found.host_cores
-    return Shortage.NEIGHBOURS if crowded else Shortage.THREADS
+    if others is not None and others >= LEAST_NEIGHBOURS and wanted < TOO_MANY * found.host_cores:
+        return Shortage.NEIGHBOURS
+    return Shortage.THREADS if wanted > found.host_cores else Shortage.UNKNOWN
 
 
 def neighbours_cores(found: KernelCounters) -> float | None:

@@ -232,5 +232,12 @@ def test_a_thread_that_launches_work_and_has_no_cpu_is_told() -> None:
     assert finding.evidence == "they had no CPU for 50 % of the time in which they could have run"
 
 
+def test_who_takes_the_cpu_from_a_thread_that_launches_work_is_evidence() -> None:
+    busy = {name: [0] for name in PROCESS} | {"cpu_ns": [4 * S // 10], "host_busy_ns": [15 * S]}
+    neighbours = {"neighbours": {"pid": [70], "cpu_ns": [12 * S]}, "neighbour_names": ["cc"]}
+    (finding,) = launching(4 * S // 10, usable_cores=16, process=busy, **neighbours)
+    assert finding.evidence.endswith("; other processes used 14.1 of the host's 16 cores (cc 12.0)")
+
+
 def test_a_thread_that_has_its_cpu_is_not_told_for_what_others_wait() -> None:
     assert launching(S // 100) == []
