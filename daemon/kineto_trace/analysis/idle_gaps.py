@@ -51,6 +51,7 @@ ALLOCATING = re.compile(
 )
 ONCE_SHARE = 0.25  # of the window
 ONCE_NS = 100_000_000
+MUCH_LEFT_OUT, MUCH_PCT = "% of the trace,", 20.0
 MIN_ACTIVITIES = 3  # after warm-up: fewer do not show how the program goes on
 
 
@@ -86,13 +87,13 @@ class MeasuredSteps:
 
     def note(self) -> str | None:
         """Returns a note on what is left out; None if nothing is."""
+        left = int(self.length[self.left_out].sum())
+        part = 100 * left / max(int(self.length.sum()), 1)
+        share = f", {part:.0f} {MUCH_LEFT_OUT}" if part >= MUCH_PCT else ""
         if self.pace is not None:
-            return self.pace.note()
-        if not self.length[self.left_out].any():
-            return None
-        took = format_duration(int(self.length[self.left_out].sum()))
+            return self.pace.note(share)
         why = "they end with a gap that does not recur (a warm-up, or a wait for work that was not recorded)"
-        return f"the first {took} are left out: {why}"
+        return f"the first {format_duration(left)}{share} are left out: {why}" if left else None
 
 
 @dataclass(frozen=True, slots=True)

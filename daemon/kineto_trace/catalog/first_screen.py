@@ -25,6 +25,7 @@ from kineto_trace.analysis.finding import DIAGNOSED, remedy
 from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.analysis.host_findings.standing import NOTHING_MOVED, STANDS_STILL
 from kineto_trace.analysis.host_time.thread_views import CROWDED_OUT
+from kineto_trace.analysis.idle_gaps import MUCH_LEFT_OUT
 from kineto_trace.base.quantities import format_duration, format_ranges, times
 from kineto_trace.base.source_places import place_parts
 from kineto_trace.base.visible_text import one_line
@@ -211,21 +212,22 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
         return _standstill(standing, traces)
     lead = f"{_sentence(findings.note(DOUBTED))} {_length(causes, ranks, traces)}".lstrip()
     best = next(filter(_is_sure, rows), None)
-    crowded = _sentence(findings.note(CROWDED_OUT)) if traces == 1 else ""
+    told = (_sentence(findings.note(words)) for words in (MUCH_LEFT_OUT, CROWDED_OUT))
+    beside = "".join(told) if traces == 1 else ""
     if best is not None:
         found, to_do = f"{lead}{_title(best, traces)}.", _to_do(best)
         if to_do and best["finding"] not in DIAGNOSED:
-            return f"{found}{to_do} That {saving(best)}.{crowded}"
-        return f"{found} Changing that {saving(best)}.{to_do}{crowded}"
+            return f"{found}{to_do} That {saving(best)}.{beside}"
+        return f"{found} Changing that {saving(best)}.{to_do}{beside}"
     if not causes:
-        return crowded.lstrip()
+        return beside.lstrip()
     largest, whole = max(causes, key=lambda row: row["share_pct"]), "it" if lead else "the recorded time"
     parts = [f"{lead}{percent(largest['share_pct'])} of {whole} is {_cause(largest['meaning'])}."]
     if rows:
         parts.append(f"Most promising, by a rough estimate: {_lowered(_title(rows[0], traces))}.{_to_do(rows[0])}")
     elif not findings.failure:
         parts.append("No finding would save half a per cent or more.")
-    return " ".join(parts) + crowded
+    return " ".join(parts) + beside
 
 
 def _sentence(note: str) -> str:

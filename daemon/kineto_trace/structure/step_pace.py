@@ -67,22 +67,22 @@ class StepPace:
         """Returns for each step whether means leave it out. If the host ran ahead in all steps, none is left out."""
         return self.slow if self.untypical.all() else self.untypical
 
-    def note(self) -> str | None:
-        """Returns a note on steps that do not show the pace; None if all do."""
+    def note(self, share: str = "") -> str | None:
+        """Returns a note on steps that do not show the pace; None if all do. share: a text on their part."""
         told = []
         if self.slow.any():
             slow = self.number[self.slow].tolist()
             which = f"step{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))}"
             took, usual = int(self.length[self.slow].sum()), int(np.median(self.length[~self.left_out]))
             told.append(
-                f"warm-up is left out of means and savings: {which} ({format_duration(took)}; the others take "
-                f"{format_duration(usual)})"
+                f"long first steps{share} are left out of means and savings: {which} ({format_duration(took)}; the "
+                f"others take {format_duration(usual)})"
             )
         if self.ahead.any():
-            told.append(self._ahead_note())
+            told.append(self._ahead_note("" if told else share))
         return "; ".join(told) or None
 
-    def _ahead_note(self) -> str:
+    def _ahead_note(self, share: str) -> str:
         mine = float(self.length[self.ahead].mean())
         if self.untypical.all():
             return (
@@ -91,7 +91,7 @@ class StepPace:
                 "steps"
             )
         count, listed = int(self.ahead.sum()), ", ".join(map(str, self.number[self.ahead][:_SHOWN].tolist()))
-        which, plural = (f"{count} early steps are", "s") if count > 1 else ("1 early step is", "")
+        which, plural = (f"{count} early steps{share} are", "s") if count > 1 else (f"1 early step{share} is", "")
         usual = float(self.length[~self.untypical].mean())
         return (
             f"{which} left out of means and savings, because the host ran ahead of the GPU until its queue was full: "

@@ -129,7 +129,10 @@ def test_a_step_is_the_mean_of_the_steps_that_are_no_warm_up() -> None:
         ("matrix_products", 30.0, 10.0, None),
         ("launch_latency", 6.0, 2.0, "aten::mm"),
     ]
-    assert result.notes == ("warm-up is left out of means and savings: step 0 (10 ms; the others take 100 µs)",)
+    assert result.notes == (
+        "long first steps, 97 % of the trace, are left out of means and savings: step 0 (10 ms; the others take 100 "
+        "µs)",
+    )
     assert shares(context, warm_up=True) == {"operators": 10252.0, "matrix_products": 40.0, "launch_latency": 8.0}
 
 
@@ -235,7 +238,9 @@ def test_without_steps_what_happens_once_at_the_beginning_is_warm_up() -> None:
     assert found.left_out.tolist() == [True, False]
     assert found.measured_ns == 599 * MS
     note = found.note()
-    assert note is not None and note.startswith("the first 8 s are left out: they end with a gap that does not recur")
+    assert note is not None and note.startswith(
+        "the first 8 s, 93 % of the trace, are left out: they end with a gap that does not recur"
+    )
 
 
 def test_gaps_that_recur_are_no_warm_up() -> None:

@@ -146,11 +146,13 @@ def test_the_verdict_is_the_step_and_what_saves_most_of_it() -> None:
     )
 
 
-def test_other_programs_that_take_the_cores_come_last_in_the_verdict() -> None:
+def test_what_limits_the_verdict_is_its_end() -> None:
     note = "the training thread waited for a CPU for 50 % of the time: other processes used 1.2 of the host's 2 cores"
     assert told([FINDING], CAUSE, notes=[note]).endswith(f" (36 %, measured). T{note[1:]}.")
     assert told([], CAUSE, notes=[note]).endswith(f" half a per cent or more. T{note[1:]}.")
     assert told([], notes=[note]) == f"T{note[1:]}."
+    left_out = "the first 3 s, 34 % of the trace, are left out: they end with a gap"
+    assert told([FINDING], CAUSE, notes=[left_out, note]).endswith(f" (36 %, measured). T{left_out[1:]}. T{note[1:]}.")
 
 
 def test_a_finding_without_advice_still_says_what_it_would_save() -> None:
