@@ -69,6 +69,12 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     help="With --merge: refine the clock offsets with NCCL's collectives, or use them as they are.  "
     "[default: collectives]",
 )
+@click.option(
+    "--scrub",
+    is_flag=True,
+    help="Leave out what may be private: paths, hosts, users, commands, environment. The names of functions and "
+    "files stay.",
+)
 @options_without_form
 def command(
     traces: tuple[str, ...],
@@ -78,6 +84,8 @@ def command(
     ranks: tuple[int, ...] | None,
     clocks_path: Path | None,
     align: str | None,
+    *,
+    scrub: bool,
 ) -> int:
     """Write a trace in another format, or merge the traces of several ranks.
 
@@ -87,6 +95,7 @@ def command(
     kinetoctl export trace.json.gz --format tensorboard -o logs
     kinetoctl export trace.json.gz -o trace.speedscope.json
     kinetoctl export trace.json.gz -o trace.pb.gz               for pprof, Pyroscope and others
+    kinetoctl export trace.json.gz --scrub -o shared.json.gz    without what may be private
     kinetoctl export --merge --rank 0,8-15 job/ -o job.pftrace  several ranks: folders, patterns, captures
 
     An existing file is replaced. A trace from another tool keeps all its events; a note lists what the format
@@ -96,6 +105,8 @@ def command(
     uncertainty is printed.
     """
     settings = current()
+    if merge and scrub:
+        raise click.UsageError("--scrub cannot be combined with --merge: scrub each trace first, then merge them")
     if merge:
         return _merge(traces, format_name or "", path, ranks, clocks_path, align or ALIGNMENTS[0], settings)
     for name, value in (("--rank", ranks), ("--clocks", clocks_path), ("--align", align)):
@@ -111,8 +122,13 @@ def command(
         with trace_errors(), write_errors(path):
             from kineto_trace.formats.trace_export import export_trace
 
-            written = export_trace(context.trace, path, format_name or "")
-    _tell(written, {}, (*context.trace.notes, *written.notes), "", settings)
+            trace = context.trace
+            if scrub:
+                from kineto_trace.conversion.scrubbing import scrubbed
+
+                trace = scrubbed(trace)
+            written = export_trace(trace, path, format_name or "")
+    _tell(written, {}, (*trace.notes, *written.notes), "", settings)
     return ExitCode.DONE
 
 

@@ -36,6 +36,7 @@ with torch.profiler.profile(with_stack=True) as profile:
 profile.export_chrome_trace(str(folder / "theirs.json"))
 """
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+_QUALIFIED = re.compile(r"(?<=\): )[\w.<>]*\.")  # torch's tracer names a method without its class
 
 
 def _names_inside_work(table: Table, strings: StringTable, thread: int) -> Iterator[str]:
@@ -58,7 +59,7 @@ def test_rows_are_those_of_torchs_tracer(tmp_path: Path) -> None:
         strings={SPACE_PYTHON_CALL: {int(number): text.encode() for number, text in names.items()}}, torn=0,
     )  # fmt: skip
     table = exact_calls.decode(source, strings).tables["python_function"]
-    ours = Counter(_names_inside_work(table, strings, thread))
+    ours = Counter(_QUALIFIED.sub("", name) for name in _names_inside_work(table, strings, thread))
     events = json.loads((tmp_path / "theirs.json").read_text())["traceEvents"]
     theirs = Counter(_ADDRESS.sub(">", event["name"]) for event in events if event.get("cat") == "python_function")
     inside = {name for name, count in theirs.items() if count % 5 == 0}  # what is called in each of the five steps

@@ -109,6 +109,17 @@ def test_export_writes_by_suffix(run: Run, traces: Path, tmp_path: Path) -> None
     assert sum(event.get("cat") == "kernel" for event in events) == 2
 
 
+def test_a_scrubbed_export_names_no_host(run: Run, tmp_path: Path) -> None:
+    given, path = tmp_path / "given.json", tmp_path / "shared.json"
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2, "pid": 3, "tid": 4}
+    given.write_text(json.dumps({"host_name": "gpu-7", "traceEvents": [event]}))
+    hosts = []
+    for option in (), ("--scrub",):
+        assert run("export", str(given), *option, "-o", str(path)).code == 0
+        hosts.append(json.loads(path.read_text())["host_name"])
+    assert hosts == ["gpu-7", "host"]
+
+
 def test_export_tells_what_it_wrote(run: Run, traces: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     document = run("-o", "json", "export", str(traces / "a"), "-o", str(path)).json()
@@ -122,6 +133,7 @@ def test_export_tells_what_it_wrote(run: Run, traces: Path, tmp_path: Path) -> N
         (["-o", "t.json", "--format", "nothing"], 2, "no trace format is called 'nothing'; available: chrome"),
         (["-o", "/no/folder/t.json"], 5, "cannot write /no/folder/t.json: No such file or directory"),
         ([], 2, "Missing option '-o' / '--output'"),
+        (["-o", "t.json", "--merge", "--scrub"], 2, "--scrub cannot be combined with --merge: scrub each trace first"),
     ],
 )
 def test_export_errors_say_what_to_do(run: Run, traces: Path, arguments: list[str], code: int, message: str) -> None:
