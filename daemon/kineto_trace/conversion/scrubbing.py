@@ -22,17 +22,17 @@ import numpy as np
 from kineto_trace.base.array_types import Flags
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import Trace
-from kineto_trace.structure.library_calls import code_place
+from kineto_trace.structure.library_calls import code_place, is_users
 
 _LIBRARY = re.compile(r".*(?=/(?:(?:site|dist)-packages|lib(?:64)?/python3[^/]*)/)", re.DOTALL)
 _HOME = re.compile(r"[/\\](?:home|[Uu]sers)[/\\]([^/\\\s\"':;]{3,})")
 _WORDS = (
-    (re.compile(r"\b[A-Za-z][\w+.-]*://[^\s\"']+"), "URL"),
-    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "EMAIL"),
+    (re.compile(r"\b[A-Za-z][\w+.-]{0,20}://[^\s\"']+"), "URL"),
+    (re.compile(r"[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+"), "EMAIL"),
     (re.compile(r"\b(?:sk-|hf_|gh[pousr]_|glpat-|xox[abprs]-|AKIA|ASIA|ya29\.|eyJ)[\w.-]{8,}"), "TOKEN"),
-    (re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b"), "ADDRESS"),
+    (re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b|\b(?:[0-9A-Fa-f]{1,4}:){3,}:?(?:[0-9A-Fa-f]{1,4}:?)*"), "ADDRESS"),
 )
-_PATH = re.compile(r"(?<![\w.~)\]}-])(?:[A-Za-z]:)?(?:[/\\][^/\\\s\"'`:;,<>|()\[\]{}*?]+){2,}")
+_PATH = re.compile(r"(?<![\w.)\]}-])(?:~[\w.-]*|[A-Za-z]:)?(?:[/\\]{1,2}[^/\\\s\"'`:;,<>|()\[\]{}*?]+){2,}")
 _JSON_COLUMNS = ("inputs", "args", "members")
 _KEPT = {  # keys whose texts stay
     "Input type", "Input Dims", "Input Strides", "Output type", "dtype", "Collective name", "Process Group Name",
@@ -124,7 +124,9 @@ class _Words:
         found = code_place(text)
         if not found.file:
             return self.name(text)
-        return f"{self.name(_file(found.path))}({found.line}): {self.name(found.function)}"
+        file = _file(found.path)
+        file = file.rpartition("/")[2] if is_users(found) else file
+        return f"{self.name(file)}({found.line}): {self.name(found.function)}"
 
     def members(self, text: str) -> str:
         """Returns members of a JSON object, without the braces."""
@@ -168,4 +170,4 @@ def _file(path: str) -> str:
     path = path.replace("\\", "/")
     if match := _LIBRARY.match(path):
         return path[match.end() :]
-    return path.rpartition("/")[2] if path.startswith("/") or path[1:3] == ":/" else path
+    return path.rpartition("/")[2] if path.startswith(("/", "~")) or path[1:3] == ":/" else path

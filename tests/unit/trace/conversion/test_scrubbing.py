@@ -93,6 +93,37 @@ def test_what_analyses_need_stays(tmp_path: Path) -> None:
     assert content["env"] == {"SIZE": 4}
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("jit(f)/transpose(jvp(main))/dot_general", None),
+        ("void at::native::elementwise_kernel<128, 4, at::native::add<float>(int)>(int, std::array<char*, 2ul>)", None),
+        ("ProfilerStep#12", None),
+        ("Optimizer.step#AdamW.step", None),
+        ("aten::div_", None),
+        ("copies 1/2 of a/b", None),
+        ("reads ~/acme/x.bin", "reads x.bin"),
+        ("reads file:///home/alice/x", "reads URL"),
+        ("reads \\\\acme\\share\\x.bin", "reads x.bin"),
+        ("peer fe80:0:0:0:1::7 joins", "peer ADDRESS joins"),
+        ("acme/work/train.py(3): main", "train.py(3): main"),
+        ("torch/nn/modules/linear.py(3): forward", None),
+    ],
+)
+def test_names_lose_what_is_private_alone(name: str, kept: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "given.json"
+    event = {**EVENT, "cat": "python_function" if ".py(" in name else "user_annotation", "name": name}
+    path.write_text(json.dumps({"traceEvents": [event]}))
+    made = export_trace(scrubbed(open_trace(path)), tmp_path / "shared.json").path
+    assert json.loads(made.read_text())["traceEvents"][0]["name"] == (kept or name)
+
+
+@pytest.mark.parametrize("text", ["a" * 1_000_000, "a." * 500_000, "/a" * 500_000, "1:" * 500_000])
+def test_long_texts_take_no_longer_than_they_are_long(text: str) -> None:
+    given = trace({"cpu_op": [{"name": text, "start": 0, "duration": 5}]})
+    assert len(scrubbed(given).strings) == len(given.strings)  # a hang fails by the limit of all tests
+
+
 def test_a_recording_of_ours_is_still_one(tmp_path: Path) -> None:
     written = export_trace(scrubbed(own()), tmp_path / "shared.json").path
     found = open_trace(written).target
@@ -105,4 +136,4 @@ def test_a_recording_of_ours_is_still_one(tmp_path: Path) -> None:
 def test_figures_are_the_same(view: str, tmp_path: Path) -> None:
     for number, path in enumerate([DATA / "h200" / "ddp4" / "rank0.json.gz", DATA / "advice" / "pil_resize.json.gz"]):
         made = export_trace(scrubbed(open_trace(path)), tmp_path / f"{number}.json.gz").path
-        assert run_view(view, made).rows() == run_view(view, path).rows()
+        assert str(run_view(view, made).rows()) == str(run_view(view, path).rows()).replace("app/", "")  # a folder
