@@ -17,7 +17,7 @@ from kinetod.base.libc import LIBC
 from support.service.attach_service import unprivileged
 from support.service.cli import run_process
 from support.service.daemon import Daemon, child_environ, running_daemon
-from support.waiting import scaled, until
+from support.waiting import scaled, slowdown, until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have users and network namespaces")
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
@@ -241,5 +241,5 @@ def test_a_user_who_floods_does_not_starve_another(polled: Daemon, folder: Path)
             text=True,
             check=True,
         )
-        # nearly all on a quiet machine; beside a load, some are looked at when nobody waits for an answer any more
-        assert int(polite.stdout) >= 5
+        # of 20; the slower the machine, the more are looked at only when nobody waits for an answer any more
+        assert int(polite.stdout) >= 15 / slowdown()
