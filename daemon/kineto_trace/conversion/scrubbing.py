@@ -22,6 +22,7 @@ import numpy as np
 from kineto_trace.base.array_types import Flags
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import Trace
+from kineto_trace.structure.event_arguments import parse
 from kineto_trace.structure.library_calls import code_place, is_users
 
 _LIBRARY = re.compile(r".*(?=/(?:(?:site|dist)-packages|lib(?:64)?/python3[^/]*)/)", re.DOTALL)
@@ -101,7 +102,7 @@ class _Words:
         head = "".join(trace.head.values()) if trace.head else ""
         texts: Iterable[str] = (*trace.strings, *trace.target.command, head)
         users = {user for text in texts for user in _HOME.findall(text)}
-        stated = [json.loads(text) for name, text in (trace.head or {}).items() if "host" in name.lower()]
+        stated = [_read(text) for name, text in (trace.head or {}).items() if "host" in name.lower()]
         hosts = {name for name in (trace.target.host, *stated) if isinstance(name, str) and len(name) > 2}
         known = [(hosts, "host"), (users, "user")]
         self._known = [
@@ -130,19 +131,12 @@ class _Words:
 
     def members(self, text: str) -> str:
         """Returns members of a JSON object, without the braces."""
-        try:
-            values = json.loads(f"{{{text}}}", strict=False)
-        except ValueError:
-            return _SCRUBBED
-        kept = json.dumps(self.value(values), ensure_ascii=False, separators=(",", ":"))[1:-1]
+        kept = json.dumps(self.value(parse(text)), ensure_ascii=False, separators=(",", ":"))[1:-1]
         return kept or _SCRUBBED
 
     def head(self, name: str, text: str) -> str:
         """Returns a member of a file's head as JSON text."""
-        try:
-            return json.dumps(self.value(json.loads(text, strict=False), name), ensure_ascii=False)
-        except ValueError:
-            return "null"
+        return json.dumps(self.value(_read(text), name), ensure_ascii=False)
 
     def value(self, value: Any, key: str = "") -> Any:
         """Returns a value of JSON: numbers, and texts under known keys. Texts in lists leave an empty one."""
@@ -163,6 +157,14 @@ class _Words:
         if key in _NUMBERS:
             return value if _NUMBER.fullmatch(value) else ""
         return self.name(value) if key in _KEPT else ""
+
+
+def _read(text: str) -> Any:
+    """Returns a member of a head; None if it is not valid."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _file(path: str) -> str:

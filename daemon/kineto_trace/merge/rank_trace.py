@@ -1,6 +1,5 @@
 """One rank of a merge: its trace in the form of a file, and the facts needed before the first event is written."""
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from kineto_trace.model.trace import COUNTER_TABLES, DEVICE_TABLES, TEXT_ID, Tab
 from kineto_trace.open.trace_discovery import Source
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.open.trace_source import UNSURE
+from kineto_trace.structure.event_arguments import parse
 
 PROCESS_ROWS = ("process_name", "process_labels", "process_sort_index")
 EARLIEST_NS = -(2**62)  # lower limit of times that can still be moved to 0 or later
@@ -175,11 +175,8 @@ def _process_rows(trace: Trace) -> dict[tuple[str, int], str]:
     rows = process_rows(other, trace.strings)[:_MAX_NAMED] if other.origin else []
     for row in rows:
         number = int(other.origin["args"][row])
-        try:
-            members = json.loads("{" + trace.strings[number] + "}", strict=False) if number >= 0 else {}
-        except (ValueError, RecursionError):
-            continue
-        value = members.get("name", members.get("labels")) if isinstance(members, dict) else None
+        members = parse(trace.strings[number]) if number >= 0 else {}
+        value = members.get("name", members.get("labels"))
         if isinstance(value, str):
             found[trace.strings[other["name"][row]], int(other.origin["pid"][row])] = value
     return found

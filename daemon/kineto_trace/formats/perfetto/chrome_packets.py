@@ -38,6 +38,7 @@ from kineto_trace.formats.viewer_rows import NESTING
 from kineto_trace.model import activity_tables as bits
 from kineto_trace.model.activity_tables import FIRST_ARG_BIT, KINDS, MEMORY, OTHER, Arg
 from kineto_trace.model.trace import COUNTER_TABLES, DEVICE_TABLES, GPU_TABLES, TEXT_ID, Table, Trace
+from kineto_trace.structure.event_arguments import parse
 
 ORDER = (*NESTING, OTHER)
 NO_TRACK = 0xFFFFFFFF
@@ -152,11 +153,7 @@ class FileParts:
         return np.sort(rows[np.unique(equal, return_index=True)[1]][:_NAMED])
 
     def _members(self, number: int) -> dict[str, Any]:
-        try:
-            found = json.loads("{" + self._strings[number] + "}", strict=False) if number >= 0 else {}
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
+        return parse(self._strings[number]) if number >= 0 else {}
 
     def _make_tracks(self, used: int) -> Numbers:
         """Returns the track of each of the first `used` pairs, and NO_TRACK for the others.

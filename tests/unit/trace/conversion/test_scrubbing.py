@@ -106,7 +106,7 @@ def test_what_analyses_need_stays(tmp_path: Path) -> None:
         ("reads file:///home/alice/x", "reads URL"),
         ("reads \\\\acme\\share\\x.bin", "reads x.bin"),
         ("peer fe80:0:0:0:1::7 joins", "peer ADDRESS joins"),
-        ("acme/work/train.py(3): main", "train.py(3): main"),
+        ("acme/model/train.py(3): main", "train.py(3): main"),
         ("torch/nn/modules/linear.py(3): forward", None),
     ],
 )
