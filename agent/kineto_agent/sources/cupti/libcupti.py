@@ -83,12 +83,16 @@ def unsubscribed_listener(address: int, library: str, maps: str = "/proc/self/ma
 
 def session_users(maps: str = "/proc/self/maps") -> List[str]:
     """File names of the mapped libraries that use CUPTI's subscriber only while they profile."""
-    return sorted({os.path.basename(path) for stem in _OTHERS for path in mapped_files(stem, maps)})
+    return _mapped_names(_OTHERS, maps)
 
 
 def changes_graphs(maps: str = "/proc/self/maps") -> List[str]:
     """File names of the mapped libraries that change CUDA graphs while they run: XLA's command buffers."""
-    return sorted({os.path.basename(path) for path in mapped_files(_XLA, maps)})
+    return _mapped_names([_XLA], maps)
+
+
+def _mapped_names(stems: Sequence[str], maps: str) -> List[str]:
+    return sorted({os.path.basename(path) for stem in stems for path in mapped_files(stem, maps)})
 
 
 def only_kineto(maps: str = "/proc/self/maps") -> bool:
