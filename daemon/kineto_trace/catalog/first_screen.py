@@ -24,7 +24,7 @@ from typing import Any
 from kineto_trace.analysis.finding import DIAGNOSED, remedy
 from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.analysis.host_findings.standing import NOTHING_MOVED, STANDS_STILL
-from kineto_trace.analysis.host_time.thread_views import CROWDED_OUT
+from kineto_trace.analysis.host_time.cpu_shortage import CROWDED_OUT
 from kineto_trace.analysis.idle_gaps import MUCH_LEFT_OUT
 from kineto_trace.base.quantities import format_duration, format_ranges, times
 from kineto_trace.base.source_places import place_parts
@@ -204,7 +204,7 @@ def verdict(findings: Result, time: Result | None, *, ranks: int, traces: int) -
     """
     if cut := findings.truncation:
         return (
-            f"{cut[:1].upper()}{cut[1:]}. Entire kinds of activity may be missing, so the shares of the time are "
+            f"{_sentence(cut).lstrip()} Entire kinds of activity may be missing, so the shares of the time are "
             "unreliable: copy the file again, or record a new trace."
         )
     rows, causes = findings.rows(), [] if time is None else time.rows()

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.host_time.thread_views import share_without_cpu
+from kineto_trace.analysis.host_time.cpu_shortage import share_without_cpu
 from kineto_trace.analysis.idle_gaps import blocking_calls, blocking_copies
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group

@@ -38,14 +38,8 @@ from kineto_trace.analysis.findings.common_findings import (
 )
 from kineto_trace.analysis.findings.gpu_work_findings import main_origin, non_training_time, small_kernels
 from kineto_trace.analysis.host_findings.threads import other_python
-from kineto_trace.analysis.host_time.thread_views import (
-    CROWDED,
-    Shortage,
-    counters_of,
-    cpu_shortage,
-    neighbours_text,
-    share_without_cpu,
-)
+from kineto_trace.analysis.host_time.cpu_shortage import CROWDED, neighbours_text, share_without_cpu
+from kineto_trace.analysis.host_time.thread_views import counters_of
 from kineto_trace.analysis.idle_gaps import BLOCKING, IdleGaps, idle_gaps
 from kineto_trace.analysis.idle_pieces import (
     IDLE_CAUSES,
@@ -510,21 +504,17 @@ def host_without_cores(context: Context) -> Iterator[Finding]:
     idle = context.get(time_causes).total(*_HOST_WORKS)
     if found is None or not idle or not share:
         return
+    crowd = neighbours_text(context)
     finding = Finding(
         name="host_without_cores",
         title=f"The threads that launch work wait for a CPU: they share {_limit(found)}",
         saving_ns=int(idle * share),
         advice=_MORE_CORES,
-        evidence=f"they had no CPU for {100 * share:.0f} % of the time in which they could have run{_crowd(context)}",
+        evidence=f"they had no CPU for {100 * share:.0f} % of the time in which they could have run"
+        f"{crowd and '; '}{crowd}",
         causes=_HOST_WORKS,
     )
     yield with_replay(context, finding, ReplayChange(pace=np.full(len(context.get(calls)), 1 - share)))
-
-
-def _crowd(context: Context) -> str:
-    """Returns who else used the cores, if that is why; "" otherwise."""
-    found = counters_of(context)
-    return f"; {neighbours_text(found)}" if found and context.get(cpu_shortage) is Shortage.NEIGHBOURS else ""
 
 
 def _limit(found: KernelCounters) -> str:

@@ -13,14 +13,9 @@ import numpy as np
 
 from kineto_trace.analysis import finding
 from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.host_time.cpu_shortage import Shortage, cpu_shortage, neighbours_text
 from kineto_trace.analysis.host_time.moment_classes import MomentClass, moment_classes, optimizer_name, optimizer_steps
-from kineto_trace.analysis.host_time.thread_views import (
-    Shortage,
-    counters_of,
-    cpu_shortage,
-    neighbours_text,
-    throttled_pct,
-)
+from kineto_trace.analysis.host_time.thread_views import counters_of, throttled_pct
 from kineto_trace.analysis.host_time.user_calls import (
     commonest_place,
     host_steps,
@@ -203,7 +198,7 @@ def paging(context: Context) -> Iterator[Finding]:
 
 def _page_faults(context: Context) -> _PageFaults:
     counters, thread = counters_of(context), context.get(host_steps).thread
-    use = next((use for use in thread_use(context.trace.target) if use.thread == thread), None)
+    use = context.get(_own_use)
     if counters is None or thread not in counters.events["thread"]:
         return _PageFaults(None, 0.0)
     faults = int(counters.events["major_faults"][counters.events["thread"] == thread][0])
@@ -223,8 +218,14 @@ class _Starved(NamedTuple):
     share: float
 
 
+def _own_use(context: Context) -> ThreadUse | None:
+    """The use of the training thread."""
+    thread = context.get(host_steps).thread
+    return next((use for use in thread_use(context.trace.target) if use.thread == thread), None)
+
+
 def _starved(context: Context) -> _Starved | None:
-    own = next((use for use in thread_use(context.trace.target) if use.thread == context.get(host_steps).thread), None)
+    own = context.get(_own_use)
     if own is None or not own.samples:
         return None
     ready, had = own.running / own.samples, own.cpu_ns / window_ns(context.trace)
@@ -257,10 +258,10 @@ def processors(context: Context) -> Iterator[Finding]:
 
 def neighbours_note(context: Context) -> str | None:
     """Returns a note on other programs that take the training thread's CPU; None if none do, or it is not known."""
-    found, counted = context.get(_starved), counters_of(context)
-    if found is None or counted is None or context.get(cpu_shortage) is not Shortage.NEIGHBOURS:
+    found, crowd = context.get(_starved), neighbours_text(context)
+    if found is None or not crowd:
         return None
-    return f"the training thread waited for a CPU for {100 * found.share:.0f} % of the time: {neighbours_text(counted)}"
+    return f"the training thread waited for a CPU for {100 * found.share:.0f} % of the time: {crowd}"
 
 
 def _advice(why: Shortage, found: KernelCounters | None, busy: list[ThreadUse], cores: float) -> str:
@@ -331,7 +332,7 @@ def is_enough(context: Context, weight: float, count: int) -> bool:
 
 def processor_share(context: Context) -> float:
     """Returns the share of the training thread's ready time in which it had a processor; 1 if unknown."""
-    use = next((use for use in thread_use(context.trace.target) if use.thread == context.get(host_steps).thread), None)
+    use = context.get(_own_use)
     if use is None or not use.running or not use.samples:
         return 1.0
     return min(use.cpu_ns / window_ns(context.trace) / (use.running / use.samples), 1.0)

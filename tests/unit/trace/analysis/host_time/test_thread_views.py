@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_trace.analysis.host_time.cpu_shortage import share_without_cpu
 from kineto_trace.analysis.host_time.thread_views import (
     MAY_SLOW,
     RULES,
     SLOWS,
     SettingFacts,
-    share_without_cpu,
     verdict,
 )
 from kineto_trace.catalog.view_runner import run_view
